@@ -1,0 +1,62 @@
+"""What a caller asks for, and what the engine knows about it while it runs."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+
+class FinishReason(str, Enum):
+    """Why a request ended."""
+
+    STOP = "stop"            # a stop token or a stop string
+    LENGTH = "length"        # max_new_tokens, or the target's context is full
+    CANCELLED = "cancelled"
+    ERROR = "error"          # the request failed alone; `Request.error` says why
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to turn the target's logits into tokens, and when to stop.
+
+    ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 switch the filter off. ``stop_ids`` None
+    means the model's own end-of-text ids; an empty tuple means "never stop on a token". ``stop`` holds strings:
+    the text is cut before the first of them. ``seed`` and the prompt fix the text: every random number is a pure
+    function of (seed, position, purpose).
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    max_new_tokens: int = 128
+    stop_ids: tuple[int, ...] | None = None
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        def check(ok: bool, rule: str) -> None:
+            if not ok:
+                raise ValueError(f"SamplingParams: {rule}")
+
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        object.__setattr__(self, "stop", tuple(self.stop))
+        if self.stop_ids is not None:
+            object.__setattr__(self, "stop_ids", tuple(int(i) for i in self.stop_ids))
+        # `not (x >= 0)` also refuses NaN, which `x < 0` lets through
+        check(0.0 <= self.temperature < float("inf"), f"temperature must be finite and >= 0, got {self.temperature}")
+        check(self.top_k >= 0, f"top_k must be >= 0 (0 = off), got {self.top_k}")
+        check(0.0 < self.top_p <= 1.0, f"top_p must be in (0, 1], got {self.top_p}")
+        check(0.0 <= self.min_p <= 1.0, f"min_p must be in [0, 1], got {self.min_p}")
+        check(self.max_new_tokens >= 0, f"max_new_tokens must be >= 0, got {self.max_new_tokens}")
+        check(0 <= self.seed < 2**63, f"seed must be in [0, 2**63), got {self.seed}")
+        check(all(s for s in self.stop), "stop strings must not be empty")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def with_(self, **changes) -> "SamplingParams":
+        return replace(self, **changes)
