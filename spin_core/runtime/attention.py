@@ -1,0 +1,70 @@
+"""The one file that knows the model library's attention API.
+
+Transformers lets a caller register an attention function under a name. Ours stores the new keys and values in a
+:class:`SlotCache` and attends each request over its own entries. The model's code runs as it is; its own cache
+objects are not used. The description of the batch travels as the extra keyword ``ragged``, which the library
+hands through to every layer, so nothing here is global and one model can serve several caches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface
+
+from spin_core.runtime.batch import RaggedBatch
+from spin_core.runtime.cache import SlotCache
+
+NAME = "spin_core_ragged"
+# Attention variants that change the result. A model that asks for one is refused: ignoring it would be silent.
+UNSUPPORTED = ("sliding_window", "softcap", "s_aux")
+
+
+@dataclass
+class Ragged:
+    """What the attention function needs to know about one model pass."""
+
+    batch: RaggedBatch
+    cache: SlotCache
+    masks: list[Tensor | None]
+
+
+def ragged_attention(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask=None, *,
+                     scaling: float | None = None, ragged: Ragged | None = None, **options) -> tuple[Tensor, None]:
+    """Attention of one layer: ``query [1, heads, N, head_dim]``, ``key`` and ``value`` with the kv heads.
+
+    Returns ``[1, N, heads, head_dim]``. Raises NotImplementedError for attention variants it would get wrong.
+    """
+    if ragged is None:
+        raise RuntimeError("this copy of the model belongs to a ModelRunner and can only run through it")
+    for name in UNSUPPORTED:
+        if options.get(name) is not None:
+            raise NotImplementedError(f"{type(module).__name__} asks for {name}={options[name]!r}, "
+                                      "which the ragged attention does not implement")
+    batch, cache, layer = ragged.batch, ragged.cache, module.layer_idx
+    cache.write(layer, batch.slot_of, batch.entry_of, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    out = torch.empty_like(query[0]).transpose(0, 1)                                       # [N, heads, head_dim]
+    for slot, start, count, prefix, mask in zip(batch.slots, batch.starts, batch.counts, batch.prefix, ragged.masks):
+        seen = prefix + count
+        out[start:start + count] = F.scaled_dot_product_attention(
+            query[:, :, start:start + count], cache.k[layer][slot:slot + 1, :, :seen],
+            cache.v[layer][slot:slot + 1, :, :seen], attn_mask=mask, is_causal=mask is None and count > 1,
+            scale=scaling, enable_gqa=query.shape[1] != key.shape[1])[0].transpose(0, 1)
+    return out.unsqueeze(0), None
+
+
+def no_mask(*args, **kwargs) -> None:
+    """The library need not build a mask: the ragged attention makes its own."""
+
+
+AttentionInterface.register(NAME, ragged_attention)
+AttentionMaskInterface.register(NAME, no_mask)
+
+
+def attach(model: PreTrainedModel) -> None:
+    """Make ``model`` call the ragged attention."""
+    model.set_attn_implementation(NAME)

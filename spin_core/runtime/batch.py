@@ -1,0 +1,69 @@
+"""One model pass over several requests: their new tokens concatenated, none padded to its neighbour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class RaggedBatch:
+    """The new ("in-flight") tokens of B requests, flattened to N.
+
+    ``tokens [N]``; ``positions [N]``, what the rotary embedding sees; ``slots [B]``; ``counts [B]``, tokens per
+    request; ``prefix [B]``, how many tokens of each request the cache already holds. In-flight token i of a
+    request is stored in cache entry ``prefix + i``.
+
+    ``ancestors[b]`` is None for a chain (token i sees the prefix and tokens 0..i) or a bool ``[T, T]`` whose
+    row i marks the in-flight tokens that i sees, itself included: a token tree. Its position is then
+    prefix + depth, which differs from its cache entry.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    slots: list[int]
+    counts: list[int]
+    prefix: list[int]
+    ancestors: list[Tensor | None]
+    starts: list[int] = field(init=False)
+    slot_of: Tensor = field(init=False)    # [N] slot of every token
+    entry_of: Tensor = field(init=False)   # [N] cache entry of every token
+
+    def __post_init__(self) -> None:
+        self.starts, total = [], 0
+        for count in self.counts:
+            self.starts.append(total)
+            total += count
+        if total != len(self.tokens):
+            raise ValueError(f"the requests' counts add up to {total}, but there are {len(self.tokens)} tokens")
+        device = self.tokens.device
+        self.slot_of = torch.tensor([s for s, c in zip(self.slots, self.counts) for _ in range(c)], device=device)
+        self.entry_of = torch.tensor([p + i for p, c in zip(self.prefix, self.counts) for i in range(c)],
+                                     device=device)
+
+    @staticmethod
+    def build(tokens: Tensor, slots: list[int], counts: list[int], prefix: list[int],
+              ancestors: list[Tensor | None] | None = None) -> "RaggedBatch":
+        """Derive the positions: a chain counts on from its prefix, a tree node sits at prefix + depth."""
+        ancestors = ancestors or [None] * len(slots)
+        positions = []
+        for start, count, mask in zip(prefix, counts, ancestors):
+            if mask is None:
+                positions.extend(range(start, start + count))
+            else:
+                positions.extend((start + mask.sum(1) - 1).tolist())
+        return RaggedBatch(tokens, torch.tensor(positions, device=tokens.device), slots, counts, prefix, ancestors)
+
+    def masks(self) -> list[Tensor | None]:
+        """Per request a bool ``[T, prefix + T]``, True where a query sees a key; None where a plain causal or
+        full attention does the same without a mask (a first chunk of a chain, or a single token)."""
+        device, out = self.tokens.device, []
+        for count, start, tree in zip(self.counts, self.prefix, self.ancestors):
+            if tree is None and (count == 1 or start == 0):
+                out.append(None)
+                continue
+            among = tree if tree is not None else torch.ones(count, count, dtype=torch.bool, device=device).tril()
+            out.append(torch.cat([torch.ones(count, start, dtype=torch.bool, device=device), among.to(device)], 1))
+        return out

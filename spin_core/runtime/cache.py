@@ -1,0 +1,46 @@
+"""The KV cache: one row of memory per request, written by position, rolled back by changing a length."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class SlotCache:
+    """Keys and values of ``slots`` requests, each with room for ``max_len`` tokens.
+
+    ``k[layer]`` and ``v[layer]`` are ``[slots, kv_heads, max_len, head_dim]``. ``lengths[slot]`` says how many
+    leading entries hold the request's committed tokens; what lies beyond is stale. Stale entries are never read,
+    so rolling back costs nothing: no copy, no zeroing (a zeroed key would still add e^0 to a softmax).
+    """
+
+    def __init__(self, num_layers: int, slots: int, kv_heads: int, max_len: int, head_dim: int,
+                 dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:
+        shape = (slots, kv_heads, max_len, head_dim)
+        # empty, not zeros: on a CPU the system hands out pages only when they are written
+        self.k = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.v = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.lengths = [0] * slots
+        self.max_len = max_len
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one token of one request occupies, keys and values of all layers."""
+        _, heads, _, dim = self.k[0].shape
+        return 2 * len(self.k) * heads * dim * self.k[0].element_size()
+
+    def check_room(self, slot: int, new_tokens: int) -> None:
+        """Raise ValueError when ``new_tokens`` do not fit behind what ``slot`` holds."""
+        need = self.lengths[slot] + new_tokens
+        if need > self.max_len:
+            raise ValueError(f"slot {slot} holds {self.lengths[slot]} tokens and has room for {self.max_len}; "
+                             f"{new_tokens} more do not fit")
+
+    def write(self, layer: int, slots: Tensor, index: Tensor, key: Tensor, value: Tensor) -> None:
+        """Store ``key``, ``value`` ``[N, kv_heads, head_dim]`` of one layer at entries (slots[n], index[n])."""
+        self.k[layer][slots, :, index] = key
+        self.v[layer][slots, :, index] = value
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Forget what ``slot`` holds beyond ``length`` tokens; a shorter content stays as it is."""
+        self.lengths[slot] = min(self.lengths[slot], length)

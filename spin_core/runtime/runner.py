@@ -1,0 +1,61 @@
+"""A Hugging Face causal LM over flattened ragged batches."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from spin_core.runtime.attention import Ragged, attach
+from spin_core.runtime.batch import RaggedBatch
+from spin_core.runtime.cache import SlotCache
+from spin_core.runtime.linear import pack_linears
+
+
+class ModelRunner:
+    """Runs ``model`` on a :class:`SlotCache` of its own.
+
+    The runner works on a second module tree that shares every weight with ``model``, so the caller's model stays
+    as the library made it, and one model can have several runners.
+
+    ``vocab_size`` cuts logits that stand for no token (a head padded to a round width).
+    """
+
+    def __init__(self, model: PreTrainedModel, slots: int, max_len: int, vocab_size: int | None = None) -> None:
+        self.model = _share_weights(model).eval()
+        attach(self.model)
+        pack_linears(self.model)
+        config = model.config.get_text_config()
+        heads = config.num_attention_heads
+        self.cache = SlotCache(config.num_hidden_layers, slots, getattr(config, "num_key_value_heads", None) or heads,
+                               max_len, getattr(config, "head_dim", None) or config.hidden_size // heads,
+                               model.dtype, model.device)
+        self.vocab_size = vocab_size
+        self.device = model.device
+
+    @torch.inference_mode()
+    def forward(self, slots: list[int], counts: list[int], tokens: Tensor | list[int], rows: list[int],
+                ancestors: list[Tensor | None] | None = None) -> Tensor:
+        """Feed ``counts[b]`` new tokens to each slot; return the logits of the flattened ``rows``, ``[R, V]``.
+
+        ``tokens [N]`` are concatenated in the order of ``slots``. The cache then holds them all; undo with
+        ``cache.truncate``. Raises ValueError when a slot has no room, before anything is written.
+        """
+        for slot, count in zip(slots, counts):
+            self.cache.check_room(slot, count)
+        tokens = torch.as_tensor(tokens, dtype=torch.int64, device=self.device)
+        batch = RaggedBatch.build(tokens, slots, counts, [self.cache.lengths[s] for s in slots], ancestors)
+        logits = self.model(input_ids=tokens[None], position_ids=batch.positions[None], use_cache=False,
+                            logits_to_keep=torch.tensor(rows, dtype=torch.int64, device=self.device),
+                            ragged=Ragged(batch, self.cache, batch.masks())).logits[0]
+        for slot, count in zip(slots, counts):
+            self.cache.lengths[slot] += count
+        return logits[:, :self.vocab_size]
+
+
+def _share_weights(model: PreTrainedModel) -> PreTrainedModel:
+    """A deep copy of the modules whose parameters and buffers are the originals."""
+    tensors = list(model.parameters()) + list(model.buffers())
+    return copy.deepcopy(model, memo={id(t): t for t in tensors})
