@@ -60,3 +60,52 @@ class SamplingParams:
 
     def with_(self, **changes) -> "SamplingParams":
         return replace(self, **changes)
+
+
+_ids = itertools.count()
+
+
+@dataclass(eq=False)
+class Request:
+    """One prompt on its way through the engine.
+
+    ``prompt_ids`` and ``output_ids`` together are the committed sequence; nothing drafted is in it before the
+    target has verified it. ``text`` is the decoded output, cut before the first stop string. ``gamma`` is how many
+    tokens to draft per step, ``drafter`` who drafts them; a selector may change both at any step.
+    """
+
+    prompt_ids: list[int]
+    params: SamplingParams
+    drafter: str = "none"
+    gamma: int = 0
+    id: int = field(default_factory=lambda: next(_ids))
+    output_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    slot: int | None = None
+    stop_ids: frozenset[int] = frozenset()
+
+    @property
+    def ids(self) -> list[int]:
+        """The committed sequence, prompt and output."""
+        return self.prompt_ids + self.output_ids
+
+    @property
+    def length(self) -> int:
+        """Committed tokens, prompt and output."""
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def remaining(self) -> int:
+        """How many tokens may still be emitted."""
+        return self.params.max_new_tokens - len(self.output_ids)
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def tail(self, start: int) -> list[int]:
+        """The committed tokens from absolute index ``start`` on."""
+        prompt = len(self.prompt_ids)
+        return self.output_ids[start - prompt:] if start >= prompt else self.prompt_ids[start:] + self.output_ids

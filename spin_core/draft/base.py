@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from spin_core.request import Request
 
 
 @dataclass
@@ -48,3 +51,32 @@ class Draft:
     def counts(self) -> Tensor:
         """Drafted tokens per request, ``[B]``."""
         return self.cu.diff()
+
+
+class Drafter(ABC):
+    """Proposes tokens for requests. One instance serves all requests of one engine; it may keep state per slot.
+
+    A drafter holds, per slot, some prefix of the request's committed sequence. Whatever is missing it reads at the
+    next ``propose`` in one parallel pass. Starting a request, taking one over from another drafter, and catching
+    up after every drafted token was accepted are therefore one and the same thing.
+    """
+
+    name: str
+    max_context: int
+
+    @abstractmethod
+    def propose(self, requests: list[Request], counts: list[int]) -> Draft:
+        """Draft at most ``counts[b]`` tokens behind the committed sequence of each request, in their order."""
+
+    def rollback(self, slot: int, length: int) -> None:
+        """Forget everything beyond ``length`` tokens of the request in ``slot``; 0 forgets the request."""
+
+
+class NullDrafter(Drafter):
+    """Proposes nothing: the engine then decodes plainly, one token per step."""
+
+    name = "none"
+    max_context = 2**31
+
+    def propose(self, requests: list[Request], counts: list[int]) -> Draft:
+        return Draft.empty(len(requests))

@@ -1,0 +1,7 @@
+"""Drafters: who proposes the tokens that the target verifies."""
+
+from spin_core.draft.base import Draft, Drafter, NullDrafter
+from spin_core.draft.model import ModelDrafter
+from spin_core.draft.ngram import NgramDrafter
+
+__all__ = ["Draft", "Drafter", "ModelDrafter", "NgramDrafter", "NullDrafter"]

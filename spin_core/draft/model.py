@@ -1,0 +1,89 @@
+"""Drafting with a small language model."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from spin_core.draft.base import Draft, Drafter
+from spin_core.randomness import DRAFT, race
+from spin_core.request import Request
+from spin_core.runtime import ModelRunner
+from spin_core.sampling import SamplingBatch, probabilities
+
+
+class ModelDrafter(Drafter):
+    """Drafts token by token with a causal LM over its own KV cache, for a whole ragged batch at once.
+
+    ``source`` is a :class:`spin_core.zoo.DraftModel`: the model, and the target ids its logits stand for. Sampling
+    requests draw from q under their own temperature and filters, and hand exactly that q to the verifier; greedy
+    requests propose the argmax, which is one-hot.
+    """
+
+    def __init__(self, source, slots: int, max_len: int, vocab_size: int | None = None) -> None:
+        self.name, self.ids = source.name, source.ids
+        self.max_context = min(max_len, source.max_context)
+        self.runner = ModelRunner(source.model, slots, self.max_context,
+                                  vocab_size if source.ids is None else len(source.ids))
+
+    def propose(self, requests: list[Request], counts: list[int]) -> Draft:
+        alive = [b for b, count in enumerate(counts) if count > 0]
+        if not alive:
+            return Draft.empty(len(requests), self.runner.device)
+        drafted: list[list[Tensor]] = [[] for _ in requests]      # per request, tokens as 0-dim tensors
+        laws: list[list[Tensor | None]] = [[] for _ in requests]  # per request, q of each token, None = one-hot
+        logits = self._read(requests, alive)
+        for step in range(max(counts, default=0)):
+            # a drafter that stops making sense (NaN) just drafts less: the target decides, not the drafter
+            sane = torch.isfinite(logits.amax(-1)).tolist()
+            logits = logits[torch.tensor(sane, device=logits.device)] if not all(sane) else logits
+            alive = [b for b, ok in zip(alive, sane) if ok]
+            if not alive:
+                break
+            columns, q = self._draw([requests[b] for b in alive], logits, step)
+            tokens = columns if self.ids is None else self.ids[columns]
+            for i, b in enumerate(alive):
+                drafted[b].append(tokens[i])
+                laws[b].append(q[i] if q is not None and not requests[b].params.greedy else None)
+            keep = [i for i, b in enumerate(alive) if counts[b] > step + 1]
+            alive = [alive[i] for i in keep]
+            if not alive:
+                break
+            logits = self.runner.forward([requests[b].slot for b in alive], [1] * len(alive), tokens[keep],
+                                         list(range(len(alive))))
+        return self._pack(drafted, laws)
+
+    def rollback(self, slot: int, length: int) -> None:
+        self.runner.cache.truncate(slot, length)
+
+    def _read(self, requests: list[Request], alive: list[int]) -> Tensor:
+        """Read what is missing of each committed sequence, in one pass; logits behind its last token ``[A, Vd]``."""
+        slots = [requests[b].slot for b in alive]
+        for b, slot in zip(alive, slots):
+            self.runner.cache.truncate(slot, requests[b].length - 1)    # the last token's logits are needed anew
+        missing = [requests[b].tail(self.runner.cache.lengths[s]) for b, s in zip(alive, slots)]
+        counts = [len(m) for m in missing]
+        last = torch.tensor(counts).cumsum(0) - 1
+        return self.runner.forward(slots, counts, [t for m in missing for t in m], last.tolist())
+
+    def _draw(self, requests: list[Request], logits: Tensor, step: int) -> tuple[Tensor, Tensor | None]:
+        """One token per row: columns of the draft vocabulary ``[A]``, and q ``[A, Vd]`` if any row samples."""
+        if all(r.params.greedy for r in requests):
+            return logits.argmax(-1), None
+        sampling = SamplingBatch.from_params([r.params for r in requests], logits.device)
+        q = probabilities(logits, sampling)
+        committed = torch.tensor([r.length for r in requests], device=logits.device)
+        # `base` = the committed length: a position drafted again after a rejection gets fresh noise
+        return race(q, sampling.seed, committed + step, DRAFT, committed), q
+
+    def _pack(self, drafted: list[list[Tensor]], laws: list[list[Tensor | None]]) -> Draft:
+        """Request by request, as the verifier wants it."""
+        flat = [t for row in drafted for t in row]
+        if not flat:
+            return Draft.empty(len(drafted), self.runner.device)
+        sampled = [q for row in laws for q in row]
+        rows = torch.tensor([q is not None for q in sampled], device=self.runner.device)
+        return Draft(torch.stack(flat),
+                     torch.tensor([0] + [len(row) for row in drafted], device=self.runner.device).cumsum(0),
+                     torch.stack([q for q in sampled if q is not None]) if any(q is not None for q in sampled) else None,
+                     torch.where(rows, rows.cumsum(0) - 1, -1), self.ids)

@@ -1,0 +1,44 @@
+"""Prompt lookup: what followed the last few tokens the last time they occurred?"""
+
+from __future__ import annotations
+
+from spin_core.draft.base import Draft, Drafter
+from spin_core.request import Request
+
+
+class NgramDrafter(Drafter):
+    """Copies the continuation of the latest earlier occurrence of the current suffix, in prompt and output.
+
+    The longest suffix of at most ``longest`` tokens that has occurred before wins. It costs no model pass, and
+    what it proposes is one-hot: the text so far determines it. Strong where the answer repeats its context.
+    """
+
+    name = "ngram"
+    max_context = 2**31
+
+    def __init__(self, longest: int = 3, shortest: int = 2) -> None:
+        if not 1 <= shortest <= longest:
+            raise ValueError(f"NgramDrafter: 1 <= shortest <= longest, got {shortest} and {longest}")
+        self.sizes = range(longest, shortest - 1, -1)
+        # per slot: the tokens read so far, and for every n-gram that something follows the index of what followed it
+        self.index: dict[int, tuple[list[int], dict[tuple[int, ...], int]]] = {}
+
+    def propose(self, requests: list[Request], counts: list[int]) -> Draft:
+        return Draft.one_hot([self._lookup(r, count) if count else [] for r, count in zip(requests, counts)])
+
+    def _lookup(self, request: Request, count: int) -> list[int]:
+        seen, following = self.index.setdefault(request.slot, ([], {}))
+        for token in request.tail(len(seen)):
+            for n in self.sizes:
+                if len(seen) >= n:
+                    following[tuple(seen[-n:])] = len(seen)
+            seen.append(token)
+        for n in self.sizes:
+            start = following.get(tuple(seen[-n:]))
+            if start is not None:
+                return seen[start:start + count]
+        return []
+
+    def rollback(self, slot: int, length: int) -> None:
+        if length == 0:                 # only committed tokens are ever read, so nothing else needs forgetting
+            self.index.pop(slot, None)

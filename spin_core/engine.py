@@ -1,0 +1,403 @@
+"""The serving loop: admit, draft, verify, commit, and write down what happened.
+
+One step serves every running request once. Its target pass is one flattened batch in which some requests read a chunk
+of their prompt while others have their drafts verified; requests may draft different numbers of tokens, by
+different drafters, under different sampling parameters.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from spin_core.draft import Draft, Drafter, ModelDrafter, NgramDrafter, NullDrafter
+from spin_core.request import FinishReason, Request, SamplingParams
+from spin_core.runtime import ModelRunner
+from spin_core.sampling import SamplingBatch, probabilities
+from spin_core.trace import Event, Trace
+from spin_core.verify import verify_chain
+
+Prompt = str | list[int] | list[dict]
+
+
+@dataclass
+class _Work:
+    """What one request brings to a step: the committed tokens that the target has not read yet."""
+
+    request: Request
+    feed: list[int]
+    complete: bool      # `feed` reaches the end of the committed sequence, so what follows it can be decided
+
+
+@dataclass
+class _Group:
+    """The requests of a step that share a drafter, and what it drafts for them. No draft: they still read prompts."""
+
+    members: list[_Work]
+    draft: Draft | None
+    drafter: str
+    seconds: float = 0.0
+
+    @property
+    def counts(self) -> list[int]:
+        """Drafted tokens per member."""
+        return self.draft.counts.tolist() if self.draft else [0] * len(self.members)
+
+
+@dataclass
+class _Outcome:
+    """What one request gets out of a step."""
+
+    drafted: list[int]
+    accepted: int = 0
+    tokens: list[int] = field(default_factory=list)     # accepted tokens and one of the target's own
+    failed: bool = False
+    laws: dict | None = None
+
+
+class Engine:
+    """Serves requests for one model family, losslessly.
+
+    ``drafter`` and ``gamma`` (drafted tokens per step) are what a request uses unless it is submitted with its own.
+    Names are those of the family's drafters, "ngram" (prompt lookup) and "none" (plain decoding).
+
+    ``max_batch`` requests run at once, each with room for ``max_len`` tokens of prompt and output; ``kv_tokens``
+    bounds the tokens that the running requests may come to hold together (prompt + max_new_tokens each). Who does
+    not fit waits in a queue, first come first served. ``prefill_chunk`` bounds the prompt tokens read per step.
+    ``record_laws`` keeps p and q of every drafted position in the trace, for the lessons' widgets.
+
+    Raises ValueError for unknown drafters and impossible limits. A bad *request* never raises: it comes back
+    finished with ``FinishReason.ERROR`` and says why, and the others go on.
+    """
+
+    def __init__(self, family, drafter: str | None = None, gamma: int = 4, *, max_batch: int = 8,
+                 max_len: int | None = None, kv_tokens: int | None = None, prefill_chunk: int = 512,
+                 record_laws: bool = False) -> None:
+        for name, value, least in (("gamma", gamma, 0), ("max_batch", max_batch, 1), ("max_len", max_len, 2),
+                                   ("kv_tokens", kv_tokens, 2), ("prefill_chunk", prefill_chunk, 1)):
+            if value is not None and value < least:
+                raise ValueError(f"Engine: {name} must be at least {least}, got {value}")
+        self.family = family
+        self.max_len = min(max_len or 2048, family.max_context)
+        self.max_batch = max_batch
+        self.kv_tokens = kv_tokens or max_batch * self.max_len
+        self.prefill_chunk = prefill_chunk
+        self.record_laws = record_laws
+        self.target = ModelRunner(family.target, max_batch, self.max_len, family.vocab_size)
+        self.drafters: dict[str, Drafter] = {"none": NullDrafter()}     # built when first used
+        self.retired: dict[str, Exception] = {}
+        self.drafter = drafter if drafter is not None else next(iter(family.drafters), "ngram")
+        self._drafter(self.drafter)
+        self.gamma = gamma
+        self.queue: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.free_slots = list(range(max_batch))[::-1]
+        self.trace = Trace()
+        self._step = 0
+
+    # ---- what callers use
+
+    @property
+    def drafter_names(self) -> list[str]:
+        """Every name that ``drafter`` may take."""
+        return [*self.family.drafters, "ngram", "none"]
+
+    def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, drafter: str | None = None,
+               gamma: int | None = None) -> Request:
+        """Queue a prompt: text, chat messages, or token ids. Returns the request, whose fields fill as it runs."""
+        params = params or SamplingParams()
+        name = drafter if drafter is not None else self.drafter
+        self._drafter(name)
+        request = Request([], params, name, self.gamma if gamma is None else gamma)
+        self.trace.add("submit", request.id)
+        try:
+            request.prompt_ids = self._encode(prompt)
+            self._check(request)
+        except ValueError as error:
+            self._finish(request, FinishReason.ERROR, str(error))
+            return request
+        request.stop_ids = frozenset(self.family.stop_ids if params.stop_ids is None else params.stop_ids)
+        if params.max_new_tokens == 0:
+            self._finish(request, FinishReason.LENGTH)
+        else:
+            self.queue.append(request)
+        return request
+
+    def cancel(self, request: Request) -> None:
+        """End a request now; what it has emitted stays in it. A finished request stays as it is."""
+        if not request.finished:
+            self._finish(request, FinishReason.CANCELLED)
+            self._leave(request)
+
+    def generate(self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None,
+                 **submit) -> list[Request]:
+        """Run all ``prompts`` to their end; the requests in the order of the prompts."""
+        requests = self._submit_all(prompts, params, submit)
+        while not all(r.finished for r in requests):
+            self.step()
+        return requests
+
+    def stream(self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None,
+               **submit) -> Iterator[Event]:
+        """Run all ``prompts`` and yield the trace's events as they happen, those of other requests included."""
+        told = len(self.trace.events)
+        requests = self._submit_all(prompts, params, submit)
+        try:
+            while True:
+                while told < len(self.trace.events):
+                    yield self.trace.events[told]
+                    told += 1
+                if all(r.finished for r in requests):
+                    return
+                self.step()
+        finally:                        # a consumer that stops listening does not want the rest
+            for request in requests:
+                self.cancel(request)
+
+    def step(self) -> list[Event]:
+        """Serve every running request once; the step's events. Without work it returns an empty list."""
+        began = time.perf_counter()
+        self._admit()
+        if not self.running:
+            return []
+        groups = self._draft(self._plan())
+
+        start = time.perf_counter()
+        logits = self._run_target(groups)
+        judging = time.perf_counter()
+        outcomes = [outcome for group, rows in zip(groups, logits) for outcome in self._judge(group, rows)]
+        done = time.perf_counter()
+
+        seats = [(group, work.request) for group in groups for work in group.members]
+        events = []
+        for (group, request), outcome in zip(seats, outcomes):
+            context = request.length
+            emitted = self._commit(request, outcome)
+            events.append(self.trace.add(
+                "step", request.id, step=self._step, drafter=group.drafter, drafted=outcome.drafted,
+                accepted=min(outcome.accepted, len(emitted)), emitted=emitted, context=context, batch=len(seats),
+                draft_seconds=group.seconds, target_seconds=judging - start, verify_seconds=done - judging,
+                laws=outcome.laws))
+        for _, request in seats:
+            if request.finish_reason:
+                self._leave(request)
+        for event in events:
+            event.step_seconds = time.perf_counter() - began
+        self._step += 1
+        return events
+
+    # ---- the stages of a step, in their order
+
+    def _admit(self) -> None:
+        """Move requests from the queue into free slots while memory allows, in the order of arrival."""
+        while self.queue and self.free_slots:
+            if sum(map(self._reserved, [*self.running, self.queue[0]])) > self.kv_tokens:
+                return
+            request = self.queue.popleft()
+            request.slot = self.free_slots.pop()
+            self.running.append(request)
+            self.trace.add("admit", request.id)
+
+    def _plan(self) -> list[_Work]:
+        """Who reads what: decoding requests their one or few missing tokens, prompts a chunk of a shared budget."""
+        work, budget = [], self.prefill_chunk
+        for request in self.running:
+            feed = request.tail(self.target.cache.lengths[request.slot])
+            if len(feed) > 1:
+                feed, whole = feed[:budget], len(feed)
+                budget -= len(feed)
+                if feed:
+                    work.append(_Work(request, feed, len(feed) == whole))
+            else:
+                work.append(_Work(request, feed, True))
+        return work
+
+    def _draft(self, work: list[_Work]) -> list[_Group]:
+        """Have each drafter propose for its requests. A drafter that raises is retired; its requests go on without."""
+        reading = [w for w in work if not w.complete]
+        groups = [_Group(reading, None, "none")] if reading else []
+        by_name: dict[str, list[_Work]] = {}
+        for w in work:
+            if w.complete:
+                by_name.setdefault(w.request.drafter, []).append(w)
+        for name, members in by_name.items():
+            requests = [w.request for w in members]
+            start = time.perf_counter()
+            try:
+                drafter = self._drafter(name)
+                draft = drafter.propose(requests, [self._num_draft(r, drafter) for r in requests])
+            except Exception as error:      # losing a drafter must cost speed, never a request
+                self._retire(name, error)
+                draft = Draft.empty(len(requests), self.target.device)
+            self._synchronize()
+            groups.append(_Group(members, draft, name, time.perf_counter() - start))
+        return groups
+
+    def _run_target(self, groups: list[_Group]) -> list[Tensor]:
+        """One target pass over everything: per group the logits of its rows to decide, as the verifier wants them."""
+        slots, counts, tokens, rows, share = [], [], [], [], []
+        for group in groups:
+            drafted = iter(group.draft.tokens.tolist() if group.draft else [])
+            before = len(rows)
+            for work, num_draft in zip(group.members, group.counts):
+                tokens += work.feed
+                if work.complete:
+                    rows.extend(range(len(tokens) - 1, len(tokens) + num_draft))
+                tokens.extend(next(drafted) for _ in range(num_draft))
+                slots.append(work.request.slot)
+                counts.append(len(work.feed) + num_draft)
+            share.append(len(rows) - before)
+        logits = self.target.forward(slots, counts, tokens, rows)
+        self._synchronize()
+        return list(logits.split(share))
+
+    def _judge(self, group: _Group, logits: Tensor) -> list[_Outcome]:
+        """Accept and reject the drafts of one group."""
+        if group.draft is None:
+            return [_Outcome([]) for _ in group.members]
+        requests = [w.request for w in group.members]
+        sampling = SamplingBatch.from_params([r.params for r in requests], logits.device)
+        position = torch.tensor([r.length for r in requests], device=logits.device)
+        verdict = verify_chain(logits, group.draft, sampling, position)
+        drafted = [t.tolist() for t in group.draft.tokens.split(group.counts)]
+        outcomes = [_Outcome(*seat) for seat in zip(
+            drafted, verdict.num_accepted.tolist(), [[t for t in row if t >= 0] for row in verdict.tokens.tolist()],
+            verdict.failed.tolist())]
+        if self.record_laws:
+            for b, outcome in enumerate(outcomes):
+                outcome.laws = self._laws(group.draft, logits, sampling, b)
+        return outcomes
+
+    def _commit(self, request: Request, outcome: _Outcome) -> list[int]:
+        """Append the verdict's tokens up to the first stop; roll every cache back to what is committed."""
+        if outcome.failed:
+            self._finish(request, FinishReason.ERROR, f"the target's logits behind token {request.length - 1} hold NaN "
+                                                      "or nothing finite")
+            return []
+        read = request.length + outcome.accepted        # the target has seen the drafts: keep the accepted ones
+        emitted = []
+        for token in outcome.tokens:
+            request.output_ids.append(token)
+            emitted.append(token)
+            if reason := self._stop_reason(request):
+                self._finish(request, reason)
+                break
+        if outcome.tokens and not request.finished:
+            self.target.cache.truncate(request.slot, read)
+            self._drafter(request.drafter).rollback(request.slot, read)
+        return emitted
+
+    # ---- helpers
+
+    def _drafter(self, name: str) -> Drafter:
+        """The drafter of that name, built at its first use."""
+        if name in self.retired:
+            return self.drafters["none"]
+        if name not in self.drafters:
+            if name == "ngram":
+                self.drafters[name] = NgramDrafter()
+            elif name in self.family.drafters:
+                self.drafters[name] = ModelDrafter(self.family.drafters[name], self.max_batch, self.max_len,
+                                                   self.family.vocab_size)
+            else:
+                raise ValueError(f"unknown drafter {name!r}; known: {', '.join(self.drafter_names)}")
+        return self.drafters[name]
+
+    def _retire(self, name: str, error: Exception) -> None:
+        self.retired[name] = error
+        self.drafters.pop(name, None)
+        warnings.warn(f"drafter {name!r} raised {type(error).__name__}: {error}; its requests go on without drafts",
+                      RuntimeWarning, stacklevel=2)
+
+    def _num_draft(self, request: Request, drafter: Drafter) -> int:
+        """How many tokens are worth drafting: the target adds one itself, and nobody may outrun a limit."""
+        room = min(self.max_len - 1, drafter.max_context) - request.length
+        return max(0, min(request.gamma, request.remaining - 1, room))
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], dict)):
+            return self.family.encode(prompt)
+        return [int(i) for i in prompt]
+
+    def _check(self, request: Request) -> None:
+        """Raise ValueError for a prompt that can't be served."""
+        prompt = request.prompt_ids
+        if not prompt:
+            raise ValueError("the prompt is empty: there is nothing to condition the first token on")
+        if wrong := [i for i in prompt if not 0 <= i < self.family.vocab_size]:
+            raise ValueError(f"the prompt holds token id {wrong[0]}, outside the vocabulary of {self.family.vocab_size}")
+        if len(prompt) >= self.max_len:
+            raise ValueError(f"the prompt has {len(prompt)} tokens; max_len {self.max_len} must leave room for at least "
+                             f"one more (the model's context is {self.family.max_context})")
+        if self._reserved(request) > self.kv_tokens:
+            raise ValueError(f"the request may come to hold {self._reserved(request)} tokens, more than kv_tokens = "
+                             f"{self.kv_tokens}")
+
+    def _reserved(self, request: Request) -> int:
+        """Tokens of KV memory that a request may come to need."""
+        return min(len(request.prompt_ids) + request.params.max_new_tokens, self.max_len)
+
+    def _submit_all(self, prompts, params, submit) -> list[Request]:
+        if params is None or isinstance(params, SamplingParams):
+            params = [params] * len(prompts)
+        if len(params) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts but {len(params)} sampling parameters")
+        return [self.submit(prompt, p, **submit) for prompt, p in zip(prompts, params)]
+
+    def _stop_reason(self, request: Request) -> FinishReason | None:
+        """Does the token just committed end the request? Cuts the text where a stop string begins."""
+        if request.output_ids[-1] in request.stop_ids:
+            return FinishReason.STOP
+        if request.params.stop:
+            text = self.family.decode(request.output_ids)
+            found = [at for at in (text.find(s) for s in request.params.stop) if at >= 0]
+            if found:
+                request.text = text[:min(found)]
+                return FinishReason.STOP
+        if request.remaining <= 0 or request.length >= self.max_len:
+            return FinishReason.LENGTH
+        return None
+
+    def _finish(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
+        request.finish_reason, request.error = reason, error
+        if not request.text and request.output_ids:
+            request.text = self.family.decode(request.output_ids)
+        self.trace.add("finish", request.id, reason=reason.value)
+
+    def _leave(self, request: Request) -> None:
+        """Give back what a finished request held."""
+        if request.slot is None:
+            if request in self.queue:
+                self.queue.remove(request)
+            return
+        self.running.remove(request)
+        self.target.cache.truncate(request.slot, 0)
+        for drafter in self.drafters.values():
+            drafter.rollback(request.slot, 0)
+        self.free_slots.append(request.slot)
+        request.slot = None
+
+    def _laws(self, draft: Draft, logits: Tensor, sampling: SamplingBatch, b: int) -> dict[str, Tensor]:
+        """p ``[g + 1, V]`` and q ``[g, V]`` at the positions that request b drafted, both over the target's ids."""
+        first, last = int(draft.cu[b]), int(draft.cu[b + 1])
+        rows = torch.full((last - first + 1,), b, device=logits.device)
+        p = probabilities(logits[first + b:last + b + 1], sampling.rows(rows))
+        q = p.new_zeros(last - first, p.shape[1])
+        for i, n in enumerate(range(first, last)):
+            if draft.prob_row[n] < 0:
+                q[i, draft.tokens[n]] = 1
+            else:
+                law = draft.probs[draft.prob_row[n]].to(q)
+                q[i] = law if draft.ids is None else q[i].index_copy(0, draft.ids, law)
+        return {"p": p, "q": q}
+
+    def _synchronize(self) -> None:
+        """Let the device finish, so that a phase's seconds are its own."""
+        if self.target.device.type == "cuda":
+            torch.cuda.synchronize(self.target.device)

@@ -1,0 +1,112 @@
+"""What happened, as events; every metric is a function of them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+
+@dataclass
+class Event:
+    """One thing that happened to one request.
+
+    ``kind`` is "submit", "admit", "step" or "finish"; ``time`` is seconds since the trace began, at its end.
+    A "step" event tells of one verification: who drafted (``drafter``), what (``drafted`` ids), how many of them
+    the target accepted, what was emitted (accepted tokens plus one of the target's own, cut at a stop), and the
+    committed length before it (``context``). ``draft_seconds`` is the pass of the request's drafter,
+    ``target_seconds`` the target's forward pass, ``verify_seconds`` accept/reject; all three are shared by the
+    requests of the step (``batch`` of them), not split between them. A step with ``emitted`` empty only read a
+    part of a long prompt. ``laws`` holds p and q for the widgets, when the engine was asked to record them.
+    """
+
+    kind: str
+    time: float
+    request: int
+    step: int = -1
+    drafter: str | None = None
+    drafted: list[int] = field(default_factory=list)
+    accepted: int = 0
+    emitted: list[int] = field(default_factory=list)
+    context: int = 0
+    batch: int = 0
+    draft_seconds: float = 0.0
+    target_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    step_seconds: float = 0.0
+    reason: str | None = None
+    laws: dict | None = field(default=None, repr=False)
+
+
+class Trace:
+    """An append-only list of events with its own clock."""
+
+    def __init__(self) -> None:
+        self.origin = time.perf_counter()
+        self.events: list[Event] = []
+
+    def now(self) -> float:
+        return time.perf_counter() - self.origin
+
+    def add(self, kind: str, request: int, **fields) -> Event:
+        event = Event(kind, self.now(), request, **fields)
+        self.events.append(event)
+        return event
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row per event, without the laws."""
+        rows = [{k: v for k, v in vars(e).items() if k != "laws"} for e in self.events]
+        return pd.DataFrame(rows, columns=[n for n in Event.__dataclass_fields__ if n != "laws"])
+
+    def to_parquet(self, path: str | Path) -> None:
+        pq.write_table(pa.Table.from_pandas(self.to_pandas(), preserve_index=False), path)
+
+    def metrics(self) -> dict:
+        return metrics(self.to_pandas())
+
+
+def metrics(events: pd.DataFrame) -> dict:
+    """Summarise a trace (live, or read back with ``pandas.read_parquet``).
+
+    ``goodput``: emitted tokens per second of wall time, first submission to last event. ``acceptance_rate``:
+    accepted / drafted tokens. ``tokens_per_verification``: emitted tokens per (request, step) that emitted.
+    ``accepted_length_histogram``: {accepted tokens: how many verifications}. ``seconds``: wall time by phase.
+    ``time_to_first_token`` from submission and ``time_per_output_token`` after the first, mean seconds over the
+    requests for which they exist; None where there is nothing to average.
+    """
+    steps = events[events.kind == "step"]
+    emitting = steps[steps.emitted.map(len) > 0]
+    emitted = int(emitting.emitted.map(len).sum())
+    drafted, accepted = int(steps.drafted.map(len).sum()), int(steps.accepted.sum())
+    wall = float(events.time.max() - events.time.min()) if len(events) else 0.0
+    per_step = steps.groupby("step").agg(target=("target_seconds", "first"), verify=("verify_seconds", "first"),
+                                         whole=("step_seconds", "first"))
+    draft = float(steps.groupby(["step", "drafter"]).draft_seconds.first().sum())
+    target, verify = float(per_step.target.sum()), float(per_step.verify.sum())
+    first = emitting.groupby("request").time.min()
+    last = emitting.groupby("request").time.max()
+    tokens = emitting.groupby("request").emitted.agg(lambda e: sum(map(len, e)))
+    first_tokens = emitting.groupby("request").emitted.first().map(len)
+    submit = events[events.kind == "submit"].groupby("request").time.min()
+    ttft = (first - submit).dropna()
+    later = (tokens - first_tokens)[lambda n: n > 0]
+    tpot = (last - first)[later.index] / later
+    return {
+        "requests": int(events.request.nunique()),
+        "emitted": emitted,
+        "drafted": drafted,
+        "accepted": accepted,
+        "wall_seconds": wall,
+        "goodput": emitted / wall if wall else 0.0,
+        "acceptance_rate": accepted / drafted if drafted else None,
+        "tokens_per_verification": emitted / len(emitting) if len(emitting) else None,
+        "accepted_length_histogram": {int(k): int(v) for k, v in emitting.accepted.value_counts().sort_index().items()},
+        "seconds": {"draft": draft, "target": target, "verify": verify,
+                    "other": max(0.0, float(per_step.whole.sum()) - draft - target - verify)},
+        "time_to_first_token": float(ttft.mean()) if len(ttft) else None,
+        "time_per_output_token": float(tpot.mean()) if len(tpot) else None,
+    }
