@@ -1,0 +1,112 @@
+"""Where a measured number comes from: the machine, the versions, the commit, the time."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import subprocess
+import sys
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+"""The checkout (or, for an installed copy, the folder that holds the package)."""
+
+PACKAGES = ("spin-core", "torch", "triton", "transformers", "tokenizers", "numpy")
+"""Packages whose version can change a measured number."""
+
+CODE = ("spin_core", "notebooks", "pyproject.toml")
+"""Paths whose uncommitted changes make a commit "dirty": figures are results and do not count."""
+
+
+def here() -> dict[str, Any]:
+    """Describe this machine and this code, as plain JSON values.
+
+    Returns a new dict with the keys
+
+    - ``machine``  operating system and architecture, e.g. ``"Linux x86_64"`` (never a host name);
+    - ``cpu``      model name of the processor; ``cores``: how many this process may use; ``threads``: how
+      many torch uses in one operation; ``memory_gib``: main memory;
+    - ``gpu``      name of the first CUDA device and its driver's CUDA version, or None;
+    - ``versions`` of Python and of every package in `PACKAGES`, None where one is not installed;
+    - ``commit``   git commit of the checkout, with ``-dirty`` when the code differs from it, or None;
+    - ``date``     UTC, ISO 8601, to the second.
+    """
+    import torch
+
+    return {
+        **_hardware(),
+        "threads": torch.get_num_threads(),
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
+        "commit": commit(),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def version(package: str) -> str | None:
+    """Installed version of a distribution, or None. ``spin-core`` run from a checkout reports its own."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        if package == "spin-core":
+            from spin_core import __version__
+
+            return __version__
+        return None
+
+
+def commit(root: Path = ROOT) -> str | None:
+    """Commit of the git checkout at ``root``; None if ``root`` is not the top of one, or git is missing."""
+    top = _output("git", "-C", str(root), "rev-parse", "--show-toplevel")
+    # an installed copy may sit in a virtual environment inside somebody else's repository
+    if not top or Path(top).resolve() != Path(root).resolve():
+        return None
+    head = _output("git", "-C", str(root), "rev-parse", "HEAD")
+    changed = _output("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no", "--", *CODE)
+    return f"{head}-dirty" if head and changed else head or None
+
+
+@functools.cache
+def _hardware() -> dict[str, Any]:
+    import psutil
+    import torch
+
+    gpu = None
+    if torch.cuda.is_available():
+        gpu = f"{torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}"
+    try:
+        cores = len(os.sched_getaffinity(0))     # what this process may use; not on macOS
+    except AttributeError:
+        cores = os.cpu_count()
+    return {
+        "machine": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu(),
+        "cores": cores,
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "gpu": gpu,
+    }
+
+
+def _cpu() -> str:
+    """Model name of the processor, or at least its architecture."""
+    if sys.platform == "darwin":
+        name = _output("sysctl", "-n", "machdep.cpu.brand_string")
+    else:
+        try:
+            lines = Path("/proc/cpuinfo").read_text().splitlines()
+        except OSError:
+            lines = []
+        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    return name or platform.processor() or platform.machine()
+
+
+def _output(*command: str) -> str:
+    """Standard output of a command, stripped; empty if it fails, hangs or does not exist."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
