@@ -24,7 +24,7 @@ class ModelRunner:
     """
 
     def __init__(self, model: PreTrainedModel, slots: int, max_len: int, vocab_size: int | None = None) -> None:
-        self.model = _share_weights(model).eval()
+        self.model = share_weights(model).eval()
         attach(self.model)
         pack_linears(self.model)
         config = model.config.get_text_config()
@@ -55,7 +55,7 @@ class ModelRunner:
         return logits[:, :self.vocab_size]
 
 
-def _share_weights(model: PreTrainedModel) -> PreTrainedModel:
+def share_weights(model: PreTrainedModel) -> PreTrainedModel:
     """A deep copy of the modules whose parameters and buffers are the originals."""
     tensors = list(model.parameters()) + list(model.buffers())
     return copy.deepcopy(model, memo={id(t): t for t in tensors})

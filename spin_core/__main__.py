@@ -1,0 +1,127 @@
+"""The command line: ``python -m spin_core generate | fetch | bench``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from spin_core import bench
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m spin_core", description="Speculative decoding, SPIN's way.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    _generate_arguments(commands.add_parser("generate", help="generate text and see what speculation did"))
+    commands.add_parser("fetch", help="fetch and check the embedded models")
+    benches = commands.add_parser("bench", help="run a benchmark").add_subparsers(dest="name", required=True)
+    for name in bench.NAMES:
+        module = bench.module(name)
+        sub = benches.add_parser(name, help=module.DESCRIPTION, description=module.DESCRIPTION)
+        sub.add_argument("--json", metavar="OUT", help="write the numbers, with machine, versions and commit, here")
+        module.add_arguments(sub)
+    args = parser.parse_args(argv)
+    try:
+        return {"generate": _generate, "fetch": _fetch, "bench": _bench}[args.command](args)
+    except (ValueError, OSError) as error:      # the caller's mistakes, told in one line
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _generate_arguments(parser: argparse.ArgumentParser) -> None:
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--prompt", action="append", help="a user message; may be given several times")
+    source.add_argument("--workload", metavar="NAME|FILE", help="a named workload or a JSONL file of prompts")
+    parser.add_argument("--limit", type=int, help="at most this many prompts of the workload")
+    parser.add_argument("--drafter", help="who drafts, or none; an unknown name lists the known ones")
+    parser.add_argument("--gamma", type=int, default=4, help="drafted tokens per step (default 4)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
+    parser.add_argument("--top-k", type=int, default=0)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--min-p", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--stop", action="append", default=[], help="a string that ends the text; may be repeated")
+    parser.add_argument("--batch", type=int, default=8, help="requests served at once (default 8)")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--target", help="a Hugging Face folder or hub name instead of the embedded target")
+    parser.add_argument("--draft-model", action="append", help="drafters for --target, likewise")
+    parser.add_argument("--json", metavar="OUT", help="write texts, events and metrics here")
+
+
+def _generate(args) -> int:
+    from spin_core import provenance, zoo
+    from spin_core.engine import Engine
+    from spin_core.request import FinishReason, SamplingParams
+    from spin_core.workloads import load_workload
+
+    params = SamplingParams(args.temperature, args.top_k, args.top_p, args.min_p, args.max_new_tokens, None,
+                            tuple(args.stop), args.seed)
+    prompts = args.prompt
+    if args.workload:
+        prompts = [p.messages for p in load_workload(args.workload, split="test" if args.workload in
+                                                     _workload_names() else None, limit=args.limit)]
+    family = zoo.load(target=args.target, drafters=args.draft_model or [], device=args.device) if args.target \
+        else zoo.load("smollm2", device=args.device)
+    engine = Engine(family, args.drafter, args.gamma, max_batch=args.batch)
+    requests = engine.generate(prompts, params)
+    for request in requests:
+        if len(requests) > 1:
+            print(f"--- request {request.id}: {len(request.output_ids)} tokens, {request.finish_reason.value}")
+        print(_marked(engine, request) if request.error is None else f"error: {request.error}")
+    metrics = engine.trace.metrics()
+    print(f"\n{metrics['emitted']} tokens, {metrics['goodput']:.1f} tokens/s, "
+          f"{metrics['tokens_per_verification'] or 0:.2f} tokens per verification; drafter {engine.drafter}: "
+          f"{metrics['accepted']} of {metrics['drafted']} drafted tokens accepted"
+          + (f" ({metrics['acceptance_rate']:.0%})" if metrics["drafted"] else ""))
+    if args.json:
+        events = engine.trace.to_pandas()
+        Path(args.json).write_text(json.dumps({
+            **provenance.here(), "arguments": {k: v for k, v in vars(args).items() if k != "command"},
+            "requests": [{"id": r.id, "prompt_ids": r.prompt_ids, "output_ids": r.output_ids, "text": r.text,
+                          "finish_reason": r.finish_reason.value, "error": r.error} for r in requests],
+            "metrics": metrics, "events": events.to_dict("records")}, indent=1))
+    return 1 if any(r.finish_reason is FinishReason.ERROR for r in requests) else 0
+
+
+def _workload_names() -> tuple[str, ...]:
+    from spin_core.workloads import NAMES
+
+    return tuple(NAMES)
+
+
+def _marked(engine, request) -> str:
+    """The text with drafted-and-accepted tokens marked: underlined green on a terminal, in [ ] elsewhere."""
+    on, off = ("\033[4;32m", "\033[0m") if sys.stdout.isatty() else ("[", "]")
+    fates: list[bool] = []
+    for event in engine.trace.events:
+        if event.kind == "step" and event.request == request.id:
+            fates += [i < event.accepted for i in range(len(event.emitted))]
+    out, start = "", 0
+    while start < len(fates):
+        end = start
+        while end < len(fates) and fates[end] == fates[start]:
+            end += 1
+        # decode from the beginning each time: a character may be spread over several tokens
+        before, upto = (engine.family.decode(request.output_ids[:n]) for n in (start, end))
+        piece = upto[len(before):]
+        out += f"{on}{piece}{off}" if fates[start] and piece else piece
+        start = end
+    return out
+
+
+def _fetch(args) -> int:
+    from spin_core import zoo
+
+    print(zoo.fetch())
+    return 0
+
+
+def _bench(args) -> int:
+    report = bench.run(args.name, args)
+    return 1 if any(bar.holds is False for bar in report.bars) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
