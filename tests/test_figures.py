@@ -155,7 +155,8 @@ def test_index_without_figures(tmp_path):
     assert "No figures yet" in figures.index(tmp_path / "new").read_text()
 
 
-@pytest.mark.parametrize("text, message", [("{", "Expecting"), ('{"name": "ablation"}', "missing schema"), ("[]", "missing")])
+@pytest.mark.parametrize("text, message", [
+    ("{", "Expecting"), ('{"name": "ablation"}', "missing schema"), ("[]", "missing")])
 def test_a_damaged_document_is_named(tmp_path, text, message):
     save(tmp_path).write_text(text)
     with pytest.raises(ValueError, match=f"ablation.json does not describe a figure: .*{message}"):

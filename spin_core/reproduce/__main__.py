@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None, *, notebooks: Path = ROOT / "notebo
         return 2
 
     output = options.output.resolve()
-    print(f"{len(paths)} notebooks, profile {options.profile}, device {device}", flush=True)
+    print(f"{len(paths)} notebook{'s'[:len(paths) > 1]}, profile {options.profile}, device {device}", flush=True)
     try:
         jobs = run(paths, output, profile=options.profile, device=device, fresh=options.fresh)
     except KeyboardInterrupt:
@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None, *, notebooks: Path = ROOT / "notebo
     if failed:
         print(f"\n{len(failed)} failed:", file=sys.stderr)
         for name, error in failed.items():
-            print(f"  {name}: {error}", file=sys.stderr)
+            print(f"  {name}: {error.splitlines()[0]}", file=sys.stderr)     # the rest stands further up
     return 1 if failed else 0
 
 

@@ -63,9 +63,9 @@ def execute(
     with tempfile.TemporaryFile() as log:
         try:
             executed = papermill.execute_notebook(
-                path, output, values, engine_name=_engine(), kernel_name="python3", cwd=path.parent,
-                progress_bar=False, execution_timeout=cell_seconds, on_cell=cell_starts, kernel_log=log,
-                kernel_environment=os.environ | _KERNEL_ENVIRONMENT | (environment or {}),
+                path, output, values, engine_name=_engine(), kernel_name="python3", language="python",
+                cwd=path.parent, progress_bar=False, execution_timeout=cell_seconds, on_cell=cell_starts,
+                kernel_log=log, kernel_environment=os.environ | _KERNEL_ENVIRONMENT | (environment or {}),
             )
         except PapermillExecutionError as error:
             trace = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback)).rstrip().splitlines()
@@ -75,7 +75,8 @@ def execute(
             raise failure(current, f"took longer than the limit of {cell_seconds} s for one cell") from None
         except DeadKernelError:
             log.seek(0)
-            last = log.read().decode(errors="replace").strip().splitlines()[-8:]
+            said = log.read().decode(errors="replace").strip().splitlines()
+            last = [line for line in said if "[IPKernelApp]" not in line][-8:]      # not its usual greeting
             why = "the kernel died (out of memory, or a crash in native code)"
             raise failure(current, why, "\n".join(last)) from None
     if current < total - 1:         # papermill takes sys.exit() for success
