@@ -1,0 +1,111 @@
+"""From logits to the law a token is drawn from: one path for the target and for every drafter.
+
+Speculative decoding is lossless only if q is exactly the law the draft was drawn from, and p exactly the law plain
+decoding would use. Both come from :func:`probabilities`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from spin_core.request import SamplingParams
+
+
+@dataclass
+class SamplingBatch:
+    """:class:`SamplingParams` of B rows as tensors ``[B]``: float64, but ``top_k`` and ``seed`` int64."""
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seed: Tensor
+
+    @staticmethod
+    def from_params(params: list[SamplingParams], device: torch.device | str = "cpu") -> "SamplingBatch":
+        """One row per entry of ``params``."""
+        def column(name: str, dtype: torch.dtype) -> Tensor:
+            return torch.tensor([getattr(p, name) for p in params], dtype=dtype, device=device)
+
+        return SamplingBatch(temperature=column("temperature", torch.float64), top_k=column("top_k", torch.int64),
+                             top_p=column("top_p", torch.float64), min_p=column("min_p", torch.float64),
+                             seed=column("seed", torch.int64))
+
+    def rows(self, index: Tensor) -> "SamplingBatch":
+        """The rows named by ``index`` (int64 or a bool mask), in that order; a row may be named more than once."""
+        return SamplingBatch(*(getattr(self, f.name)[index] for f in fields(self)))
+
+    @property
+    def greedy(self) -> Tensor:
+        """``[B]`` bool: rows whose law is one-hot at the largest logit."""
+        return self.temperature == 0
+
+    def __len__(self) -> int:
+        return self.temperature.shape[0]
+
+
+def probabilities(logits: Tensor, sampling: SamplingBatch) -> Tensor:
+    """The law of the next token, row by row.
+
+    ``logits [N, V]`` of any float type, with one row of ``sampling`` each -> ``[N, V]`` float32 (float64 for float64
+    logits). Temperature, then top-k, top-p and min-p as in transformers' warpers, each on what the ones before it have
+    left, normalised at the end; a greedy row is one-hot at its first largest logit. Tokens of equal probability share
+    one fate in every filter, so the law does not depend on how a sort orders them.
+
+    A row whose largest logit is not finite (NaN anywhere, +inf, or -inf throughout) has no law: it comes out as NaN.
+
+    Raises ValueError if the numbers of rows differ.
+    """
+    if logits.dim() != 2 or logits.shape[0] != len(sampling):
+        raise ValueError(f"probabilities: logits {tuple(logits.shape)} do not match {len(sampling)} sampling rows")
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    greedy = sampling.greedy
+    if not greedy.any():
+        return _warped(logits, sampling)
+    peak, best = logits.max(-1, keepdim=True)
+    law = torch.zeros_like(logits).scatter_(-1, best, 1.0).masked_fill_(~peak.isfinite(), torch.nan)
+    if not greedy.all():
+        law[~greedy] = _warped(logits[~greedy], sampling.rows(~greedy))
+    return law
+
+
+def _warped(logits: Tensor, sampling: SamplingBatch) -> Tensor:
+    """:func:`probabilities` for rows of positive temperature. A filter is a floor under the scores."""
+    # below 1e-30 the law no longer changes, but the quotient would overflow
+    scores = logits / sampling.temperature.clamp(min=1e-30).to(logits.dtype).unsqueeze(-1)
+    for active, floor in ((sampling.top_k > 0, _top_k_floor),
+                          (sampling.top_p < 1, _top_p_floor),
+                          (sampling.min_p > 0, _min_p_floor)):
+        if active.all():
+            scores.masked_fill_(scores < floor(scores, sampling), -torch.inf)
+        elif active.any():
+            kept = scores[active]
+            scores[active] = kept.masked_fill_(kept < floor(kept, sampling.rows(active)), -torch.inf)
+    return scores.softmax(-1)
+
+
+def _top_k_floor(scores: Tensor, sampling: SamplingBatch) -> Tensor:
+    """``[N, 1]``: the k-th largest score."""
+    k = sampling.top_k.clamp(max=scores.shape[-1])
+    return scores.topk(int(k.max())).values.gather(-1, k.unsqueeze(-1) - 1)
+
+
+def _top_p_floor(scores: Tensor, sampling: SamplingBatch) -> Tensor:
+    """``[N, 1]``: the lowest score of the smallest set of largest scores whose mass reaches top_p."""
+    top_p = sampling.top_p.unsqueeze(-1)
+    mass = scores.softmax(-1)
+    # All tokens below (1 - top_p) / V together are less than 1 - top_p, so none is kept: sort only the others,
+    # a small share of a large vocabulary.
+    candidates = (mass >= (1 - top_p).to(mass.dtype) / mass.shape[-1]).sum(-1).max().clamp(min=1)
+    order = scores.topk(int(candidates))
+    mass = mass.gather(-1, order.indices).to(torch.float64)
+    before = mass.cumsum(-1) - mass
+    return order.values.gather(-1, (before < top_p).sum(-1, keepdim=True).clamp(min=1) - 1)
+
+
+def _min_p_floor(scores: Tensor, sampling: SamplingBatch) -> Tensor:
+    """``[N, 1]``: the score of a token min_p times as likely as the most likely one."""
+    return scores.amax(-1, keepdim=True) + sampling.min_p.log().to(scores.dtype).unsqueeze(-1)
