@@ -1,0 +1,101 @@
+"""Checks of the exercises. A check never raises: it says "open", "right" or "wrong", and where it went wrong."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from spin_core import theory
+
+_MARKS = {"right": "✔", "wrong": "✘", "open": "○"}
+_COLOURS = {"right": "#009E73", "wrong": "#D55E00", "open": "#777777"}
+
+
+@dataclass
+class Answer:
+    """The verdict on an exercise: ``status`` is "open", "right" or "wrong", ``message`` tells the student why."""
+
+    status: str
+    message: str
+
+    def __repr__(self) -> str:
+        return f"{_MARKS[self.status]} {self.message}"
+
+    def _repr_html_(self) -> str:
+        return (f'<div style="border-left: 4px solid {_COLOURS[self.status]}; padding: .4em .8em">'
+                f"{html.escape(repr(self))}</div>")
+
+
+_OPEN = Answer("open", "Not solved yet: replace the ... above and run both cells again.")
+
+
+def check_replacement_law(solution: Callable) -> Answer:
+    """Exercise 1.1: ``solution(p, q)``, arrays ``[V]``, is the law of the token that replaces a rejected one.
+
+    Checked through the law of what is emitted: min(p, q) by acceptance, and the rest of the mass by replacement, must
+    make p together.
+    """
+    rng = np.random.default_rng(0)
+    pairs = [(rng.dirichlet(np.full(v, a)), rng.dirichlet(np.full(v, b)))
+             for v, a, b in ((3, 1.0, 1.0), (6, 0.3, 0.3), (6, 3.0, 0.2), (50, 0.1, 1.0))]
+    same = rng.dirichlet(np.ones(5))
+    for p, q in [*pairs, (np.array([0.0, 0.4, 0.6]), np.array([1.0, 0.0, 0.0])), (same, same.copy())]:
+        given = p.copy(), q.copy()
+        try:
+            with np.errstate(all="ignore"):
+                answer = solution(*given)
+        except Exception as error:
+            return Answer("wrong", f"Your function raised {type(error).__name__}: {error}")
+        if answer is None or answer is Ellipsis:
+            return _OPEN
+        example = f"for p = {_show(p)} and q = {_show(q)}"
+        try:
+            answer = np.asarray(answer, float)
+        except (TypeError, ValueError):
+            return Answer("wrong", f"A law is an array of numbers; yours is {answer!r} {example}.")
+        if not (np.array_equal(given[0], p) and np.array_equal(given[1], q)):
+            return Answer("wrong", "Your function changes its inputs; the caller still needs p and q.")
+        if answer.shape != p.shape:
+            return Answer("wrong", f"The law has shape {answer.shape}, expected {p.shape} {example}.")
+        if not np.isfinite(answer).all():
+            return Answer("wrong", f"The law is not finite {example}. What is left of p when p equals q?")
+        if (answer < 0).any() or abs(answer.sum() - 1) > 1e-9:
+            return Answer("wrong", f"A law is not negative and sums to 1; yours is {_show(answer)} {example}.")
+        accepted = np.minimum(p, q)
+        emitted = accepted + (1 - accepted.sum()) * answer
+        token = int(np.argmax(np.abs(emitted - p)))
+        if abs(emitted[token] - p[token]) > 1e-9:
+            return Answer("wrong", f"Token {token} would be emitted with probability {emitted[token]:.3f}, but the target "
+                                   f"gives it {p[token]:.3f}, {example}.")
+    return Answer("right", "Accepted and replaced tokens together follow p, whatever q is. That is the whole trick.")
+
+
+def check_choose_gamma(solution: Callable) -> Answer:
+    """Exercise 1.2: ``solution(alpha, cost)`` is the gamma in 0 .. 64 of the largest speed-up."""
+    cases = [(0.8, 0.05), (0.6, 0.05), (0.8, 0.1), (0.5, 0.3), (0.9, 0.02), (0.3, 0.4), (0.05, 0.2), (0.0, 0.1)]
+    for alpha, cost in cases:
+        try:
+            answer = solution(alpha, cost)
+        except Exception as error:
+            return Answer("wrong", f"choose_gamma({alpha}, {cost}) raised {type(error).__name__}: {error}")
+        if answer is None or answer is Ellipsis:
+            return _OPEN
+        best, gain = theory.best_gamma(alpha, cost)
+        if isinstance(answer, bool) or not isinstance(answer, (int, np.integer)):
+            return Answer("wrong", f"choose_gamma({alpha}, {cost}) should be a whole number, it is {answer!r}.")
+        if not 0 <= answer <= 64:
+            return Answer("wrong", f"choose_gamma({alpha}, {cost}) = {answer} is not in 0 ... 64.")
+        yours = float(theory.speed_up(alpha, answer, cost))
+        if yours < gain - 1e-12:
+            hint = " Is speculation always worth it?" if best == 0 else ""
+            return Answer("wrong", f"For alpha = {alpha} and c = {cost}, gamma = {answer} gives a speed-up of {yours:.3f}; "
+                                   f"another gamma gives {gain:.3f}.{hint}")
+    return Answer("right", "The best gamma grows with alpha and falls with c, and it is 0 where c is larger than alpha.")
+
+
+def _show(law: np.ndarray) -> str:
+    few = ", ".join(f"{x:.2f}" for x in law[:6])
+    return f"[{few}{', ...' if len(law) > 6 else ''}]"

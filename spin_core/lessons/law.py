@@ -1,0 +1,95 @@
+"""Is a law kept? Exact laws of short continuations, a chi-square test, and a drafter that breaks the law."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+from torch import Tensor
+
+from spin_core.draft import ModelDrafter
+from spin_core.engine import Engine
+from spin_core.request import Request, SamplingParams
+
+
+class ArgmaxInDisguise(ModelDrafter):
+    """A BIASED drafter, for comparison: drafts its most likely token, but reports the law q it did not draw from.
+
+    The verifier then believes that the token came up with probability q(x) when it always comes up, and lets it pass
+    too often. Honest would be a one-hot law.
+    """
+
+    def _draw(self, requests: list[Request], logits: Tensor, step: int) -> tuple[Tensor, Tensor | None]:
+        columns, q = super()._draw(requests, logits, step)
+        return (columns if q is None else q.argmax(-1)), q
+
+
+def joint_law(family, prompt_ids: list[int], params: SamplingParams, length: int) -> dict[tuple[int, ...], float]:
+    """The exact law of the first ``length`` tokens behind a prompt: probability by token ids, most likely first.
+
+    It reads the target's law behind every prefix that has any mass, so ``params`` should leave few tokens per place
+    (top_k), and ``length`` be small: k^(length - 1) prompts are read for the last place.
+    """
+    law: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(length):
+        engine = Engine(family, "none", max_batch=min(len(law), 64), max_len=len(prompt_ids) + length + 1,
+                        record_laws=True)
+        ids = {r.id: prefix for prefix, r in zip(law, engine.generate(
+            [prompt_ids + list(prefix) for prefix in law], params.with_(max_new_tokens=1)))}
+        longer = {}
+        for event in engine.trace.events:
+            if event.kind == "step" and event.emitted:
+                prefix, p = ids[event.request], event.laws["p"][0].double()
+                for token in p.nonzero().squeeze(-1).tolist():
+                    longer[(*prefix, token)] = law[prefix] * float(p[token])
+        law = longer
+    return dict(sorted(law.items(), key=lambda item: -item[1]))
+
+
+@dataclass
+class LawTest:
+    """How far a sample is from a law, and how far chance alone would put it.
+
+    ``distance`` is the total variation distance sum |f - p| / 2 of the frequencies f from the law p; of samples that
+    do follow the law 95 % come closer than ``noise``. ``p_value`` is that of Pearson's chi-square: the chance of a
+    sample at least this odd under the law.
+    """
+
+    distance: float
+    noise: float
+    chi_square: float
+    freedom: int
+    p_value: float
+
+
+def law_test(counts: Sequence[int], law: Sequence[float], *, seed: int = 0, repeats: int = 4000) -> LawTest:
+    """Compare ``counts`` of outcomes with the probabilities ``law`` of the same outcomes, which sum to one.
+
+    Outcomes expected less than 5 times are put together for the chi-square, whose approximation needs that. An
+    outcome of probability zero that was seen is a certain breach: p-value 0. Raises ValueError if the lengths differ,
+    nothing was counted, or the law does not sum to one.
+    """
+    counts, law = np.asarray(counts, float), np.asarray(law, float)
+    total = counts.sum()
+    if counts.shape != law.shape or total == 0 or abs(law.sum() - 1) > 1e-6:
+        raise ValueError(f"law_test: {counts.shape[0]} counts summing to {total:g}, {law.shape[0]} probabilities summing "
+                         f"to {law.sum():.6f}")
+    law = law / law.sum()
+    chance = np.random.default_rng(seed).multinomial(int(total), law, repeats) / total
+    noise = float(np.quantile(np.abs(chance - law).sum(1) / 2, 0.95))
+    distance = float(np.abs(counts / total - law).sum() / 2)
+    if counts[law == 0].any():
+        return LawTest(distance, noise, np.inf, 0, 0.0)
+    order = np.argsort(-law, kind="stable")
+    expected, seen = law[order] * total, counts[order]
+    cells = int((expected >= 5).sum())
+    if 0 < expected[cells:].sum() < 5 and cells:    # too little for a cell of its own: join the smallest
+        cells -= 1
+    expected = np.append(expected[:cells], expected[cells:].sum())
+    seen = np.append(seen[:cells], seen[cells:].sum())
+    expected, seen = expected[expected > 0], seen[expected > 0]
+    chi_square = float(((seen - expected) ** 2 / expected).sum())
+    freedom = len(expected) - 1
+    return LawTest(distance, noise, chi_square, freedom, float(stats.chi2.sf(chi_square, freedom)) if freedom else 1.0)
