@@ -8,7 +8,7 @@ hands through to every layer, so nothing here is global and one model can serve 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -21,16 +21,17 @@ from spin_core.runtime.cache import SlotCache
 
 NAME = "spin_core_ragged"
 # Attention variants that change the result. A model that asks for one is refused: ignoring it would be silent.
-UNSUPPORTED = ("sliding_window", "softcap", "s_aux")
+UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")
 
 
 @dataclass
 class Ragged:
-    """What the attention function needs to know about one model pass."""
+    """What the attention function needs to know about one model pass, and the layers that called it."""
 
     batch: RaggedBatch
     cache: SlotCache
     masks: list[Tensor | None]
+    layers: set[int] = field(default_factory=set)
 
 
 def ragged_attention(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask=None, *,
@@ -40,12 +41,14 @@ def ragged_attention(module: torch.nn.Module, query: Tensor, key: Tensor, value:
     Returns ``[1, N, heads, head_dim]``. Raises NotImplementedError for attention variants it would get wrong.
     """
     if ragged is None:
-        raise RuntimeError("this copy of the model belongs to a ModelRunner and can only run through it")
+        raise RuntimeError(f"{type(module).__name__} was not told of the batch: this copy of the model runs only "
+                           "through its ModelRunner, and only if the model hands unknown keywords to its attention")
     for name in UNSUPPORTED:
         if options.get(name) is not None:
             raise NotImplementedError(f"{type(module).__name__} asks for {name}={options[name]!r}, "
                                       "which the ragged attention does not implement")
     batch, cache, layer = ragged.batch, ragged.cache, module.layer_idx
+    ragged.layers.add(layer)
     cache.write(layer, batch.slot_of, batch.entry_of, key[0].transpose(0, 1), value[0].transpose(0, 1))
     out = torch.empty_like(query[0]).transpose(0, 1)                                       # [N, heads, head_dim]
     for slot, start, count, prefix, mask in zip(batch.slots, batch.starts, batch.counts, batch.prefix, ragged.masks):

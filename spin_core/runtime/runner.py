@@ -21,6 +21,9 @@ class ModelRunner:
     as the library made it, and one model can have several runners.
 
     ``vocab_size`` cuts logits that stand for no token (a head padded to a round width).
+
+    Raises NotImplementedError, at once, for a model that cannot run like this: attention of its own beside the
+    library's registry, recurrent layers, or a variant that the adapter does not know.
     """
 
     def __init__(self, model: PreTrainedModel, slots: int, max_len: int, vocab_size: int | None = None) -> None:
@@ -28,12 +31,16 @@ class ModelRunner:
         attach(self.model)
         pack_linears(self.model)
         config = model.config.get_text_config()
-        heads = config.num_attention_heads
-        self.cache = SlotCache(config.num_hidden_layers, slots, getattr(config, "num_key_value_heads", None) or heads,
+        heads = getattr(config, "num_attention_heads", None)
+        if not heads:
+            raise NotImplementedError(f"{type(model).__name__} has no attention heads, so there is nothing to cache")
+        self.num_layers = config.num_hidden_layers
+        self.cache = SlotCache(self.num_layers, slots, getattr(config, "num_key_value_heads", None) or heads,
                                max_len, getattr(config, "head_dim", None) or config.hidden_size // heads,
                                model.dtype, model.device)
         self.vocab_size = vocab_size
         self.device = model.device
+        self._try_out()
 
     @torch.inference_mode()
     def forward(self, slots: list[int], counts: list[int], tokens: Tensor | list[int], rows: list[int],
@@ -47,12 +54,26 @@ class ModelRunner:
             self.cache.check_room(slot, count)
         tokens = torch.as_tensor(tokens, dtype=torch.int64, device=self.device)
         batch = RaggedBatch.build(tokens, slots, counts, [self.cache.lengths[s] for s in slots], ancestors)
+        ragged = Ragged(batch, self.cache, batch.masks())
         logits = self.model(input_ids=tokens[None], position_ids=batch.positions[None], use_cache=False,
                             logits_to_keep=torch.tensor(rows, dtype=torch.int64, device=self.device),
-                            ragged=Ragged(batch, self.cache, batch.masks())).logits[0]
+                            ragged=ragged).logits[0]
+        if len(ragged.layers) < self.num_layers:    # the others saw one long sequence, across all requests
+            raise NotImplementedError(f"only {len(ragged.layers)} of {self.num_layers} layers attend through the "
+                                      "library's registry")
         for slot, count in zip(slots, counts):
             self.cache.lengths[slot] += count
         return logits[:, :self.vocab_size]
+
+    def _try_out(self) -> None:
+        """Read a token, so that a model which cannot be served is refused here and not in mid-service."""
+        try:
+            self.forward([0], [1], [0], [0])
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise NotImplementedError(f"{type(self.model).__name__} cannot run on ragged batches: {error}") from error
+        self.cache.truncate(0, 0)
 
 
 def share_weights(model: PreTrainedModel) -> PreTrainedModel:
