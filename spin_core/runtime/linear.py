@@ -19,17 +19,20 @@ class PackedLinear(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.weight, self.bias = linear.weight, linear.bias
-        self.packed = _pack(linear.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise(x, _pack(self.weight), self.bias, "none", [], "")
 
 
 def _pack(weight: Tensor) -> Tensor:
-    """The packed form of ``weight``, kept on the tensor itself: engines that share a model share it too."""
+    """The packed form of ``weight``, kept on the tensor itself: engines that share a model share it too.
+
+    Packed anew when the weight has changed, in place (an optimiser's step) or by another tensor in its ``data``.
+    """
+    state = (weight._version, weight.data_ptr())
     kept = getattr(weight, "_spin_packed", None)
-    if kept is None or kept[0] != weight._version:              # an in-place change makes the packed copy stale
-        kept = (weight._version, torch.ops.mkldnn._reorder_linear_weight(weight.detach()))
+    if kept is None or kept[0] != state:
+        kept = (state, torch.ops.mkldnn._reorder_linear_weight(weight.detach()))
         weight._spin_packed = kept
     return kept[1]
 
@@ -37,7 +40,8 @@ def _pack(weight: Tensor) -> Tensor:
 def can_pack(weight: Tensor) -> bool:
     """Packing is for fp32 on CPUs whose torch build has oneDNN's packed products."""
     return (weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
-            and hasattr(torch.ops.mkldnn, "_linear_pointwise"))
+            and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+            and not weight.is_inference())                      # such tensors do not count their changes
 
 
 def pack_linears(model: nn.Module) -> int:
