@@ -7,6 +7,7 @@ different drafters, under different sampling parameters.
 
 from __future__ import annotations
 
+import operator
 import time
 import warnings
 from collections import deque
@@ -111,6 +112,8 @@ class Engine:
     def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, drafter: str | None = None,
                gamma: int | None = None) -> Request:
         """Queue a prompt: text, chat messages, or token ids. Returns the request, whose fields fill as it runs."""
+        if gamma is not None and gamma < 0:
+            raise ValueError(f"Engine.submit: gamma must be at least 0, got {gamma}")
         params = params or SamplingParams()
         name = drafter if drafter is not None else self.drafter
         self._drafter(name)
@@ -119,12 +122,14 @@ class Engine:
         try:
             request.prompt_ids = self._encode(prompt)
             self._check(request)
-        except ValueError as error:
-            self._finish(request, FinishReason.ERROR, str(error))
+        except Exception as error:          # whatever is wrong with a prompt is a failure of its request alone
+            self._finish(request, FinishReason.ERROR, str(error) or type(error).__name__)
+            self._leave(request)
             return request
         request.stop_ids = frozenset(self.family.stop_ids if params.stop_ids is None else params.stop_ids)
         if params.max_new_tokens == 0:
             self._finish(request, FinishReason.LENGTH)
+            self._leave(request)
         else:
             self.queue.append(request)
         return request
@@ -139,8 +144,12 @@ class Engine:
                  **submit) -> list[Request]:
         """Run all ``prompts`` to their end; the requests in the order of the prompts."""
         requests = self._submit_all(prompts, params, submit)
-        while not all(r.finished for r in requests):
-            self.step()
+        try:
+            while not all(r.finished for r in requests):
+                self.step()
+        finally:                        # an interrupt leaves nothing behind that the next call would have to serve
+            for request in requests:
+                self.cancel(request)
         return requests
 
     def stream(self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None,
@@ -323,7 +332,7 @@ class Engine:
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str) or (prompt and isinstance(prompt[0], dict)):
             return self.family.encode(prompt)
-        return [int(i) for i in prompt]
+        return [operator.index(i) for i in prompt]      # integers of any kind, but no fractions
 
     def _check(self, request: Request) -> None:
         """Raise ValueError for a prompt that can't be served."""
@@ -350,28 +359,28 @@ class Engine:
             raise ValueError(f"{len(prompts)} prompts but {len(params)} sampling parameters")
         return [self.submit(prompt, p, **submit) for prompt, p in zip(prompts, params)]
 
+    def _text(self, request: Request) -> tuple[str, bool]:
+        """The decoded output up to the first stop string, and whether there is one."""
+        text = self.family.decode(request.output_ids)
+        found = [at for at in map(text.find, request.params.stop) if at >= 0]
+        return text[:min(found, default=len(text))], bool(found)
+
     def _stop_reason(self, request: Request) -> FinishReason | None:
-        """Does the token just committed end the request? Cuts the text where a stop string begins."""
-        if request.output_ids[-1] in request.stop_ids:
+        """Does the token just committed end the request?"""
+        if request.output_ids[-1] in request.stop_ids or request.params.stop and self._text(request)[1]:
             return FinishReason.STOP
-        if request.params.stop:
-            text = self.family.decode(request.output_ids)
-            found = [at for at in (text.find(s) for s in request.params.stop) if at >= 0]
-            if found:
-                request.text = text[:min(found)]
-                return FinishReason.STOP
         if request.remaining <= 0 or request.length >= self.max_len:
             return FinishReason.LENGTH
         return None
 
     def _finish(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
+        """Decide how a request ends. It holds its slot until it leaves, so that its last step is told before."""
         request.finish_reason, request.error = reason, error
-        if not request.text and request.output_ids:
-            request.text = self.family.decode(request.output_ids)
-        self.trace.add("finish", request.id, reason=reason.value)
+        request.text = self._text(request)[0]
 
     def _leave(self, request: Request) -> None:
-        """Give back what a finished request held."""
+        """Write down the end of a finished request and give back what it held."""
+        self.trace.add("finish", request.id, reason=request.finish_reason.value)
         if request.slot is None:
             if request in self.queue:
                 self.queue.remove(request)
