@@ -1,0 +1,117 @@
+"""Where models come from: built-in families, Hugging Face folders and hub names, drafters pruned from a target.
+
+>>> from spin_core import zoo
+>>> family = zoo.load("smollm2")                                    # fetched once, then loads in a moment
+>>> family = zoo.load(target="my/folder", drafters=["smaller/folder"])
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from . import compat, huggingface, pruned
+from .cachedir import CorruptFileError, FetchError, cache_dir
+from .family import DraftModel, Family
+from .install import CachedFile, ensure, fetch, verify
+from .registry import BUILTIN, builtin
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = ["BUILTIN", "CachedFile", "CorruptFileError", "DraftModel", "Family", "FetchError", "cache_dir", "fetch",
+           "load", "verify"]
+
+
+def load(name: str = "smollm2", *, target: str | Path | None = None,
+         drafters: Sequence[str | Path | DraftModel] | None = None,
+         device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Family:
+    """Load a target, its tokenizer and its drafters.
+
+    ``name`` is a built-in family; ``target``, if given, is used instead: a folder with a Hugging Face causal LM, or
+    its OWNER/NAME on the hub. Each of ``drafters`` is
+
+    * the name of a drafter shipped for a built-in family (None: all of them),
+    * a ``.safetensors`` file of a drafter pruned from this target (:mod:`spin_core.zoo.pruned`),
+    * a folder or hub name of a causal LM with the target's tokenizer. One that has no tokenizer at all is accepted,
+      with a warning, if its head is as wide as the target's: a wrong guess costs speed, never correctness,
+    * a :class:`DraftModel`, whose vocabulary is the caller's word.
+
+    "ngram" and "none" may be listed and add nothing: every engine has them.
+
+    Raises ValueError for unknown names, models that cannot be loaded and drafters that do not fit the target,
+    :class:`FetchError` when a download fails, :class:`CorruptFileError` when a cached file is wrong.
+    """
+    device = torch.device(device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {str(device)!r}: this PyTorch sees no CUDA device")
+    if target is None or str(target) in BUILTIN:
+        name = builtin(name if target is None else str(target)).name
+        source, known = ensure(name), pruned.shipped()
+    else:
+        name = Path(target).name
+        source, known = target, {}
+    model = huggingface.load_model(source, "target", device, dtype)
+    tokenizer = huggingface.load_tokenizer(source, "target")
+    if tokenizer is None:
+        raise ValueError(f"target {str(source)!r} has no tokenizer")
+    family = Family(name, model, tokenizer, {}, compat.effective_vocab_size(model, tokenizer),
+                    _stop_ids(model, tokenizer), _max_context(model, str(source)), device, dtype)
+    for item in known if drafters is None else drafters:
+        if item in ("ngram", "none"):
+            continue
+        drafter = item if isinstance(item, DraftModel) else _load_drafter(item, family, known)
+        compat.check_drafter(drafter, model, family.vocab_size)
+        if drafter.name in family.drafters:
+            raise ValueError(f"two drafters are called {drafter.name!r}; load one and pass it as a DraftModel with "
+                             "another name")
+        family.drafters[drafter.name] = drafter
+    return family
+
+
+def _load_drafter(item: str | Path, family: Family, known: dict[str, Path]) -> DraftModel:
+    """One entry of ``load``'s drafters that is not a DraftModel yet."""
+    if str(item) in known:
+        pruned.check_shipped(known[str(item)])
+        return pruned.load_pruned(known[str(item)], family.target, family.vocab_size)
+    path = Path(item)
+    if path.suffix == ".safetensors":
+        return pruned.load_pruned(path, family.target, family.vocab_size)
+    if not path.is_dir() and not huggingface.is_hub_name(str(item)):
+        names = ", ".join([*known, "ngram", "none"])
+        raise ValueError(f"unknown drafter {str(item)!r}; known for {family.name}: {names}; else a folder, a "
+                         ".safetensors file or a hub name (OWNER/NAME)")
+    model = huggingface.load_model(item, "drafter", family.device, family.dtype)
+    tokenizer = huggingface.load_tokenizer(item, "drafter")
+    if tokenizer is not None:
+        compat.check_tokenizers(path.name, tokenizer, family.tokenizer, family.vocab_size)
+    elif compat.head_width(model) == compat.head_width(family.target):
+        warnings.warn(f"drafter {str(item)!r} has no tokenizer; its head is as wide as the target's, so the target's "
+                      "tokenizer is assumed", stacklevel=3)
+    else:
+        raise ValueError(f"drafter {str(item)!r} has no tokenizer, and its head ({compat.head_width(model)}) is not "
+                         f"as wide as the target's ({compat.head_width(family.target)})")
+    drafter = DraftModel(path.name, model, None, _max_context(model, str(item)), f"from {item}")
+    return compat.fit_head(drafter, family.target, family.vocab_size)
+
+
+def _stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """The ids ``generate`` stops at, or else the tokenizer's end-of-text id."""
+    ids = model.generation_config.eos_token_id
+    if ids is None:
+        ids = tokenizer.eos_token_id
+    if ids is None:
+        return ()
+    return tuple(sorted({int(i) for i in ([ids] if isinstance(ids, int) else ids)}))
+
+
+def _max_context(model: PreTrainedModel, source: str) -> int:
+    """Longest sequence the model was made for, in tokens."""
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if limit is None:
+        raise ValueError(f"{source!r}: its config states no max_position_embeddings")
+    return int(limit)

@@ -1,0 +1,96 @@
+"""May this drafter draft for this target? Vocabularies and heads, checked before anything runs.
+
+A drafter never sees text: it reads and writes the target's ids. So what must agree is which token each id names;
+how the drafter's tokenizer would split text (merges, normalisation) plays no part.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from .family import DraftModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def effective_vocab_size(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Ids from this number on mean nothing: the head's padding, or tokens the model has no row for.
+
+    The highest id of the tokenizer counts, not its number of entries: added tokens may leave gaps below them.
+    """
+    named = max(tokenizer.get_vocab().values(), default=-1) + 1
+    return min(named, head_width(target), target.get_input_embeddings().weight.shape[0])
+
+
+def head_width(model: PreTrainedModel) -> int:
+    """Columns of the model's logits."""
+    return model.get_output_embeddings().weight.shape[0]
+
+
+def check_tokenizers(name: str, drafter: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase,
+                     vocab_size: int) -> None:
+    """ValueError unless every id below ``vocab_size`` names the same token in both, special ones included."""
+    ours, theirs = _by_id(target), _by_id(drafter)
+    for index in range(vocab_size):
+        if ours.get(index) != theirs.get(index):
+            raise ValueError(
+                f"drafter {name!r} has another tokenizer than the target: id {index} is {_show(ours, index)} in the "
+                f"target and {_show(theirs, index)} in the drafter")
+
+
+def fit_head(drafter: DraftModel, target: PreTrainedModel, vocab_size: int) -> DraftModel:
+    """Cut padding off a drafter's head, so that its logits have exactly the columns ``ids`` says.
+
+    The kept rows are a view of the old head; nothing is copied. A drafter as wide as the target and without
+    padding stays as it is, with ``ids`` None.
+    """
+    if (width := head_width(drafter.model)) < vocab_size:
+        raise ValueError(f"drafter {drafter.name!r} has a head of {width} tokens, the target's vocabulary has "
+                         f"{vocab_size}")
+    if width > vocab_size:
+        head = drafter.model.get_output_embeddings()
+        narrow = nn.Linear(head.in_features, vocab_size, bias=head.bias is not None, device="meta")
+        narrow.weight = nn.Parameter(head.weight[:vocab_size], requires_grad=False)
+        if head.bias is not None:
+            narrow.bias = nn.Parameter(head.bias[:vocab_size], requires_grad=False)
+        drafter.model.set_output_embeddings(narrow)
+    if vocab_size != head_width(target):
+        drafter.ids = torch.arange(vocab_size, device=drafter.model.device)
+    return drafter
+
+
+def check_drafter(drafter: DraftModel, target: PreTrainedModel, vocab_size: int) -> None:
+    """The last gate, for drafters from anywhere: ValueError unless the drafter can work beside the target."""
+    def refuse(reason: str) -> None:
+        raise ValueError(f"drafter {drafter.name!r}: {reason}")
+
+    if drafter.name in ("ngram", "none"):
+        refuse("that name belongs to a drafter every engine has; choose another")
+    if drafter.model.device != target.device:
+        refuse(f"it is on {drafter.model.device}, the target on {target.device}")
+    if (rows := drafter.model.get_input_embeddings().weight.shape[0]) < vocab_size:
+        refuse(f"it can read only ids below {rows}, the target emits ids up to {vocab_size - 1}")
+    width = head_width(drafter.model)
+    if drafter.ids is None:
+        if width != head_width(target):
+            refuse(f"its logits have {width} columns, the target's {head_width(target)}; `ids` must say which ids "
+                   "they are")
+        return
+    ids = drafter.ids
+    if ids.dtype != torch.int64 or ids.shape != (width,):
+        refuse(f"`ids` must be int64 of shape [{width}], one per column of its logits, "
+               f"got {ids.dtype} of shape {list(ids.shape)}")
+    if not bool((ids.diff() > 0).all()) or ids[0] < 0 or ids[-1] >= vocab_size:
+        refuse(f"`ids` must ascend within the target's {vocab_size} ids")
+
+
+def _by_id(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    return {index: token for token, index in tokenizer.get_vocab().items()}
+
+
+def _show(tokens: dict[int, str], index: int) -> str:
+    return repr(tokens[index]) if index in tokens else "no token"

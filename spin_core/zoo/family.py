@@ -1,0 +1,83 @@
+"""What the zoo hands out: a target with its tokenizer, and the drafters that go with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass
+class DraftModel:
+    """A model drafter before it is attached to an engine.
+
+    ``model`` is a causal LM in eval mode that reads target ids; its logits have Vd columns.
+    ``ids [Vd]`` int64: ascending target ids of those columns; None when they are the target's own.
+    ``max_context`` is the longest sequence it may see, in tokens.
+    """
+
+    name: str
+    model: PreTrainedModel
+    ids: Tensor | None
+    max_context: int
+    description: str = ""
+
+
+@dataclass
+class Family:
+    """A target, its tokenizer and its drafters, on one device in one dtype.
+
+    ``vocab_size`` is the number of ids that mean something: heads are often padded to a round width, and no id
+    from ``vocab_size`` on may ever be emitted. ``stop_ids`` are the end-of-text ids ``generate`` would stop at.
+    """
+
+    name: str
+    target: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    drafters: dict[str, DraftModel]
+    vocab_size: int
+    stop_ids: tuple[int, ...]
+    max_context: int
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    dtype: torch.dtype = torch.float32
+
+    def encode(self, prompt: str | Sequence[dict]) -> list[int]:
+        """Token ids of a prompt.
+
+        With a chat template, a string is one user message, a list holds ``{"role", "content"}`` messages, and the
+        generation prompt is added. Without one only a string is accepted and it is encoded as it is.
+        Raises ValueError for messages that do not fit, or for a token the model has no embedding for.
+        """
+        if self.tokenizer.chat_template:
+            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else _messages(prompt)
+            ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        elif isinstance(prompt, str):
+            ids = self.tokenizer.encode(prompt)
+        else:
+            raise ValueError(f"the tokenizer of {self.name} has no chat template: give the prompt as a string")
+        if ids and max(ids) >= self.vocab_size:
+            token = max(ids)
+            raise ValueError(f"the prompt holds {self.tokenizer.convert_ids_to_tokens(token)!r} (id {token}), but "
+                             f"{self.name} knows only ids below {self.vocab_size}")
+        return list(ids)
+
+    def decode(self, ids: Sequence[int] | Tensor) -> str:
+        """Text of token ids, special tokens left out."""
+        return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def _messages(prompt: Sequence[dict]) -> list[dict]:
+    """The messages as a list, each checked to be a dict with string ``role`` and ``content``."""
+    for number, message in enumerate(prompt):
+        if not (isinstance(message, dict) and isinstance(message.get("role"), str)
+                and isinstance(message.get("content"), str)):
+            raise ValueError(f"message {number} is {message!r}; expected a dict with the strings 'role' and 'content'")
+    if not prompt:
+        raise ValueError("an empty list of messages is no prompt")
+    return list(prompt)

@@ -1,0 +1,118 @@
+"""Drafters pruned from their target: a few layers and a norm of their own, embedding and head borrowed.
+
+File format: safetensors with ``layers.<i>.*`` and ``norm.weight`` of a LlamaModel with that many layers, and
+``draft_ids`` (int32 or int64, ascending target ids). The head is the target's rows at ``draft_ids``: most of a small
+drafter's time goes into the head, and a few thousand frequent tokens are nearly all it would ever draft.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from .cachedir import CorruptFileError, sha256
+from .family import DraftModel
+
+if TYPE_CHECKING:
+    from transformers import LlamaConfig, PreTrainedModel
+
+SHIPPED = Path(__file__).parent / "drafters"
+CHECKSUMS = "SHA256SUMS"
+
+
+def shipped(folder: Path = SHIPPED) -> dict[str, Path]:
+    """The drafters in the package, by name, smallest first."""
+    return {path.stem: path for path in sorted(folder.glob("*.safetensors"), key=lambda p: (p.stat().st_size, p.name))}
+
+
+def check_shipped(path: Path) -> None:
+    """CorruptFileError unless the file's SHA-256 stands beside its name in SHA256SUMS."""
+    lines = (path.parent / CHECKSUMS).read_text(encoding="utf-8").splitlines()
+    sums = {name: digest for digest, name in (line.split() for line in lines)}
+    if sums.get(path.name) != sha256(path):
+        raise CorruptFileError(f"{path} is corrupt: its SHA-256 is not the one in {CHECKSUMS}. "
+                               "Install the package again, or restore the file from the repository.")
+
+
+def load_pruned(path: Path, target: PreTrainedModel, vocab_size: int) -> DraftModel:
+    """Build the drafter of a file around ``target``'s embedding (the same tensor), on its device, in its dtype.
+
+    Raises ValueError naming the file, and the key where there is one, if anything does not fit.
+    """
+    from transformers import LlamaForCausalLM
+
+    if not isinstance(target, LlamaForCausalLM):
+        raise ValueError(f"{path}: a pruned drafter needs a Llama target, not {type(target).__name__}")
+    tensors, metadata = _read(path)
+    if "draft_ids" not in tensors:
+        raise ValueError(f"{path}: key 'draft_ids' is missing")
+    ids = _draft_ids(path, tensors.pop("draft_ids"), vocab_size)
+    depth = len({key.split(".")[1] for key in tensors if key.startswith("layers.")})
+    if depth == 0:
+        raise ValueError(f"{path}: no key 'layers.0.*'")
+
+    config = _shallow(target.config, depth)
+    with torch.device("meta"):                      # shapes only: nothing is initialised to be overwritten
+        model = LlamaForCausalLM(config)
+    embedding = target.get_input_embeddings()
+    body = model.model
+    body.embed_tokens = embedding
+    with torch.device(embedding.weight.device):     # the rotary frequencies are computed, not loaded
+        body.rotary_emb = type(body.rotary_emb)(config)
+
+    expected = {key: value.shape for key, value in body.state_dict().items() if key != "embed_tokens.weight"}
+    for key in sorted(expected.keys() | tensors.keys()):
+        if key not in tensors:
+            raise ValueError(f"{path}: key {key!r} is missing")
+        if key not in expected:
+            raise ValueError(f"{path}: key {key!r} is not a part of this {depth}-layer drafter")
+        if tensors[key].shape != expected[key]:
+            raise ValueError(f"{path}: key {key!r} has shape {list(tensors[key].shape)}, "
+                             f"this target needs {list(expected[key])}")
+    weight = embedding.weight
+    tensors = {key: value.to(weight.device, weight.dtype) for key, value in tensors.items()}
+    body.load_state_dict({**tensors, "embed_tokens.weight": weight}, strict=True, assign=True)
+
+    ids = ids.to(weight.device)
+    head = target.get_output_embeddings().weight
+    model.lm_head = nn.Linear(head.shape[1], len(ids), bias=False, device="meta")
+    model.lm_head.weight = nn.Parameter(head[ids], requires_grad=False)
+    model.eval().requires_grad_(False)
+    return DraftModel(path.stem, model, ids, target.config.max_position_embeddings, metadata.get("description", ""))
+
+
+def _shallow(config: LlamaConfig, depth: int) -> LlamaConfig:
+    """The target's configuration with ``depth`` layers and a head of its own."""
+    config = copy.deepcopy(config)
+    config.num_hidden_layers = depth
+    config.tie_word_embeddings = False
+    return config
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file; ValueError names it if it is missing, truncated or foreign."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path}: not a complete safetensors file ({error})") from error
+
+
+def _draft_ids(path: Path, ids: Tensor, vocab_size: int) -> Tensor:
+    """``draft_ids`` as int64 ``[Vd]``, checked to be ascending ids of the target."""
+    if ids.dtype not in (torch.int32, torch.int64) or ids.dim() != 1 or ids.numel() == 0:
+        raise ValueError(f"{path}: key 'draft_ids' must be a list of integers, "
+                         f"got {ids.dtype} of shape {list(ids.shape)}")
+    ids = ids.long()
+    if not bool((ids.diff() > 0).all()):
+        raise ValueError(f"{path}: key 'draft_ids' is not ascending")
+    if ids[0] < 0 or ids[-1] >= vocab_size:
+        raise ValueError(f"{path}: key 'draft_ids' has ids from {int(ids[0])} to {int(ids[-1])}, "
+                         f"outside the target's vocabulary of {vocab_size}")
+    return ids
