@@ -1,4 +1,4 @@
-"""Where models come from: built-in families, Hugging Face folders and hub names, drafters pruned from a target.
+"""Where models come from: built-in families, Hugging Face folders and hub names, pruned drafters.
 
 >>> from spin_core import zoo
 >>> family = zoo.load("smollm2")                                    # fetched once, then loads in a moment
@@ -23,8 +23,8 @@ from .registry import BUILTIN, builtin
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["BUILTIN", "CachedFile", "CorruptFileError", "DraftModel", "Family", "FetchError", "cache_dir", "fetch",
-           "load", "verify"]
+__all__ = ["BUILTIN", "CachedFile", "CorruptFileError", "DraftModel", "Family", "FetchError", "cache_dir",
+           "fetch", "load", "verify"]
 
 
 def load(name: str = "smollm2", *, target: str | Path | None = None,
@@ -32,13 +32,13 @@ def load(name: str = "smollm2", *, target: str | Path | None = None,
          device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Family:
     """Load a target, its tokenizer and its drafters.
 
-    ``name`` is a built-in family; ``target``, if given, is used instead: a folder with a Hugging Face causal LM, or
-    its OWNER/NAME on the hub. Each of ``drafters`` is
+    ``name`` is a built-in family; ``target``, if given, is used instead: a folder with a Hugging Face causal
+    LM, or its OWNER/NAME on the hub. Each of ``drafters`` is
 
     * the name of a drafter shipped for a built-in family (None: all of them),
     * a ``.safetensors`` file of a drafter pruned from this target (:mod:`spin_core.zoo.pruned`),
-    * a folder or hub name of a causal LM with the target's tokenizer. One that has no tokenizer at all is accepted,
-      with a warning, if its head is as wide as the target's: a wrong guess costs speed, never correctness,
+    * a folder or hub name of a causal LM with the target's tokenizer. One without any tokenizer is accepted, with
+      a warning, if its head is as wide as the target's: a wrong guess costs speed, never correctness,
     * a :class:`DraftModel`, whose vocabulary is the caller's word.
 
     "ngram" and "none" may be listed and add nothing: every engine has them.
@@ -46,6 +46,8 @@ def load(name: str = "smollm2", *, target: str | Path | None = None,
     Raises ValueError for unknown names, models that cannot be loaded and drafters that do not fit the target,
     :class:`FetchError` when a download fails, :class:`CorruptFileError` when a cached file is wrong.
     """
+    if isinstance(drafters, (str, Path, DraftModel)):
+        raise TypeError(f"drafters must be a list, such as [{drafters!r}]")
     device = torch.device(device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {str(device)!r}: this PyTorch sees no CUDA device")
@@ -53,8 +55,7 @@ def load(name: str = "smollm2", *, target: str | Path | None = None,
         name = builtin(name if target is None else str(target)).name
         source, known = ensure(name), pruned.shipped()
     else:
-        name = Path(target).name
-        source, known = target, {}
+        name, source, known = _last_part(target), target, {}
     model = huggingface.load_model(source, "target", device, dtype)
     tokenizer = huggingface.load_tokenizer(source, "target")
     if tokenizer is None:
@@ -67,8 +68,7 @@ def load(name: str = "smollm2", *, target: str | Path | None = None,
         drafter = item if isinstance(item, DraftModel) else _load_drafter(item, family, known)
         compat.check_drafter(drafter, model, family.vocab_size)
         if drafter.name in family.drafters:
-            raise ValueError(f"two drafters are called {drafter.name!r}; load one and pass it as a DraftModel with "
-                             "another name")
+            raise ValueError(f"two drafters are called {drafter.name!r}; pass one as a DraftModel with another name")
         family.drafters[drafter.name] = drafter
     return family
 
@@ -85,18 +85,23 @@ def _load_drafter(item: str | Path, family: Family, known: dict[str, Path]) -> D
         names = ", ".join([*known, "ngram", "none"])
         raise ValueError(f"unknown drafter {str(item)!r}; known for {family.name}: {names}; else a folder, a "
                          ".safetensors file or a hub name (OWNER/NAME)")
+    name = _last_part(item)
     model = huggingface.load_model(item, "drafter", family.device, family.dtype)
     tokenizer = huggingface.load_tokenizer(item, "drafter")
     if tokenizer is not None:
-        compat.check_tokenizers(path.name, tokenizer, family.tokenizer, family.vocab_size)
+        compat.check_tokenizers(name, tokenizer, family.tokenizer, family.vocab_size)
     elif compat.head_width(model) == compat.head_width(family.target):
-        warnings.warn(f"drafter {str(item)!r} has no tokenizer; its head is as wide as the target's, so the target's "
-                      "tokenizer is assumed", stacklevel=3)
+        warnings.warn(f"drafter {str(item)!r} has no tokenizer; its head is as wide as the target's, so the "
+                      "target's tokenizer is assumed", stacklevel=3)
     else:
-        raise ValueError(f"drafter {str(item)!r} has no tokenizer, and its head ({compat.head_width(model)}) is not "
-                         f"as wide as the target's ({compat.head_width(family.target)})")
-    drafter = DraftModel(path.name, model, None, _max_context(model, str(item)), f"from {item}")
-    return compat.fit_head(drafter, family.target, family.vocab_size)
+        raise ValueError(f"drafter {str(item)!r} has no tokenizer, and its head ({compat.head_width(model)}) is "
+                         f"not as wide as the target's ({compat.head_width(family.target)})")
+    return DraftModel(name, model, None, _max_context(model, str(item)), f"from {item}")
+
+
+def _last_part(source: str | Path) -> str:
+    """The short name of a folder or hub name."""
+    return str(source).split("/")[-1] if huggingface.is_hub_name(str(source)) else Path(source).resolve().name
 
 
 def _stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

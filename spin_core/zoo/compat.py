@@ -1,7 +1,7 @@
-"""May this drafter draft for this target? Vocabularies and heads, checked before anything runs.
+"""May this drafter draft for this target? Vocabularies, heads and embeddings, checked before anything runs.
 
-A drafter never sees text: it reads and writes the target's ids. So what must agree is which token each id names;
-how the drafter's tokenizer would split text (merges, normalisation) plays no part.
+A drafter never sees text: it reads and writes the target's ids. So what must agree is which token each id
+names; how the drafter's tokenizer would split text (merges, normalisation) plays no part.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
 from .family import DraftModel
 
@@ -37,34 +36,15 @@ def check_tokenizers(name: str, drafter: PreTrainedTokenizerBase, target: PreTra
     ours, theirs = _by_id(target), _by_id(drafter)
     for index in range(vocab_size):
         if ours.get(index) != theirs.get(index):
-            raise ValueError(
-                f"drafter {name!r} has another tokenizer than the target: id {index} is {_show(ours, index)} in the "
-                f"target and {_show(theirs, index)} in the drafter")
-
-
-def fit_head(drafter: DraftModel, target: PreTrainedModel, vocab_size: int) -> DraftModel:
-    """Cut padding off a drafter's head, so that its logits have exactly the columns ``ids`` says.
-
-    The kept rows are a view of the old head; nothing is copied. A drafter as wide as the target and without
-    padding stays as it is, with ``ids`` None.
-    """
-    if (width := head_width(drafter.model)) < vocab_size:
-        raise ValueError(f"drafter {drafter.name!r} has a head of {width} tokens, the target's vocabulary has "
-                         f"{vocab_size}")
-    if width > vocab_size:
-        head = drafter.model.get_output_embeddings()
-        narrow = nn.Linear(head.in_features, vocab_size, bias=head.bias is not None, device="meta")
-        narrow.weight = nn.Parameter(head.weight[:vocab_size], requires_grad=False)
-        if head.bias is not None:
-            narrow.bias = nn.Parameter(head.bias[:vocab_size], requires_grad=False)
-        drafter.model.set_output_embeddings(narrow)
-    if vocab_size != head_width(target):
-        drafter.ids = torch.arange(vocab_size, device=drafter.model.device)
-    return drafter
+            raise ValueError(f"drafter {name!r} has another tokenizer than the target: id {index} is "
+                             f"{_show(ours, index)} in the target and {_show(theirs, index)} in the drafter")
 
 
 def check_drafter(drafter: DraftModel, target: PreTrainedModel, vocab_size: int) -> None:
-    """The last gate, for drafters from anywhere: ValueError unless the drafter can work beside the target."""
+    """The last gate, for drafters from anywhere: ValueError unless the drafter can work beside the target.
+
+    Heads of different widths are fine: padding is cut on both sides.
+    """
     def refuse(reason: str) -> None:
         raise ValueError(f"drafter {drafter.name!r}: {reason}")
 
@@ -76,9 +56,9 @@ def check_drafter(drafter: DraftModel, target: PreTrainedModel, vocab_size: int)
         refuse(f"it can read only ids below {rows}, the target emits ids up to {vocab_size - 1}")
     width = head_width(drafter.model)
     if drafter.ids is None:
-        if width != head_width(target):
-            refuse(f"its logits have {width} columns, the target's {head_width(target)}; `ids` must say which ids "
-                   "they are")
+        if width < vocab_size:
+            refuse(f"its logits have {width} columns, the target's vocabulary {vocab_size} ids; without `ids` "
+                   "nothing says which they are")
         return
     ids = drafter.ids
     if ids.dtype != torch.int64 or ids.shape != (width,):

@@ -1,7 +1,7 @@
 """De-quantise a GGUF file once and save it as a safetensors folder that loads in a blink.
 
-Left quantised, the model would be de-quantised again in every forward pass (2-3 tokens/s); as fp32 it decodes at
-full speed and the file can be mapped into memory as it is.
+Left quantised, the model would be de-quantised again in every forward pass (2-3 tokens/s); as fp32 it decodes
+at full speed and the file can be mapped into memory as it is.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def write_manifest(folder: Path, family: Builtin) -> None:
 
 
 def read_manifest(folder: Path, remedy: str) -> dict:
-    """The manifest of a converted folder; CorruptFileError if it cannot be read or has not the right shape."""
+    """The manifest of a converted folder; CorruptFileError if it cannot be read or makes no sense."""
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
@@ -76,11 +76,11 @@ def outdated(folder: Path, family: Builtin) -> bool:
     return manifest["format"] != FORMAT or manifest["source"] != family.sha256
 
 
-def check(folder: Path, family: Builtin, remedy: str) -> None:
+def check(folder: Path, remedy: str) -> None:
     """Check size and SHA-256 of every file; CorruptFileError names the first bad one.
 
-    All 538 MB are hashed at every load: with the SHA instructions of today's CPUs that takes well under a second,
-    and it brings the file into memory, which the load needs anyway.
+    All 538 MB are hashed at every load: with the SHA instructions of today's CPUs that takes well under a
+    second, and it brings the file into memory, which the load needs anyway.
     """
     for name, entry in read_manifest(folder, remedy)["files"].items():
         check_file(folder / name, entry["size"], entry["sha256"], remedy)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import jinja2
 import torch
 from torch import Tensor
 
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
 class DraftModel:
     """A model drafter before it is attached to an engine.
 
-    ``model`` is a causal LM in eval mode that reads target ids; its logits have Vd columns.
-    ``ids [Vd]`` int64: ascending target ids of those columns; None when they are the target's own.
+    ``model`` is a causal LM in eval mode that reads target ids.
+    ``ids [Vd]`` int64: the target ids its Vd logits stand for, ascending. None: column v is target id v, and
+    columns from the family's ``vocab_size`` on, where its head is padded, stand for nothing.
     ``max_context`` is the longest sequence it may see, in tokens.
     """
 
@@ -33,8 +35,8 @@ class DraftModel:
 class Family:
     """A target, its tokenizer and its drafters, on one device in one dtype.
 
-    ``vocab_size`` is the number of ids that mean something: heads are often padded to a round width, and no id
-    from ``vocab_size`` on may ever be emitted. ``stop_ids`` are the end-of-text ids ``generate`` would stop at.
+    ``vocab_size`` is the number of ids that mean something: heads are often padded to a round width, and no
+    id from ``vocab_size`` on may ever be emitted. ``stop_ids`` are the ids where ``generate`` would stop.
     """
 
     name: str
@@ -50,22 +52,20 @@ class Family:
     def encode(self, prompt: str | Sequence[dict]) -> list[int]:
         """Token ids of a prompt.
 
-        With a chat template, a string is one user message, a list holds ``{"role", "content"}`` messages, and the
-        generation prompt is added. Without one only a string is accepted and it is encoded as it is.
-        Raises ValueError for messages that do not fit, or for a token the model has no embedding for.
+        With a chat template, a string is one user message, a list holds ``{"role", "content"}`` messages, and
+        the generation prompt is added. Without one only a string is accepted and it is encoded as it is.
+        Raises ValueError for messages that the template cannot take.
         """
         if self.tokenizer.chat_template:
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else _messages(prompt)
-            ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-        elif isinstance(prompt, str):
-            ids = self.tokenizer.encode(prompt)
-        else:
-            raise ValueError(f"the tokenizer of {self.name} has no chat template: give the prompt as a string")
-        if ids and max(ids) >= self.vocab_size:
-            token = max(ids)
-            raise ValueError(f"the prompt holds {self.tokenizer.convert_ids_to_tokens(token)!r} (id {token}), but "
-                             f"{self.name} knows only ids below {self.vocab_size}")
-        return list(ids)
+            try:
+                return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True,
+                                                          return_dict=False)
+            except jinja2.TemplateError as error:       # such as "roles must alternate"
+                raise ValueError(f"{self.name}'s chat template refuses these messages: {error}") from error
+        if not isinstance(prompt, str):
+            raise ValueError(f"{self.name}'s tokenizer has no chat template: give the prompt as a string")
+        return self.tokenizer.encode(prompt)
 
     def decode(self, ids: Sequence[int] | Tensor) -> str:
         """Text of token ids, special tokens left out."""
@@ -77,7 +77,8 @@ def _messages(prompt: Sequence[dict]) -> list[dict]:
     for number, message in enumerate(prompt):
         if not (isinstance(message, dict) and isinstance(message.get("role"), str)
                 and isinstance(message.get("content"), str)):
-            raise ValueError(f"message {number} is {message!r}; expected a dict with the strings 'role' and 'content'")
+            raise ValueError(f"message {number} is {message!r}; it must be a dict with the strings 'role' and "
+                             "'content'")
     if not prompt:
         raise ValueError("an empty list of messages is no prompt")
     return list(prompt)

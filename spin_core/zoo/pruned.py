@@ -1,8 +1,8 @@
 """Drafters pruned from their target: a few layers and a norm of their own, embedding and head borrowed.
 
 File format: safetensors with ``layers.<i>.*`` and ``norm.weight`` of a LlamaModel with that many layers, and
-``draft_ids`` (int32 or int64, ascending target ids). The head is the target's rows at ``draft_ids``: most of a small
-drafter's time goes into the head, and a few thousand frequent tokens are nearly all it would ever draft.
+``draft_ids`` (int32 or int64, ascending target ids). The head is the target's rows at ``draft_ids``: most of a
+small drafter's time goes into the head, and a few thousand frequent tokens are nearly all it would ever draft.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ CHECKSUMS = "SHA256SUMS"
 
 def shipped(folder: Path = SHIPPED) -> dict[str, Path]:
     """The drafters in the package, by name, smallest first."""
-    return {path.stem: path for path in sorted(folder.glob("*.safetensors"), key=lambda p: (p.stat().st_size, p.name))}
+    paths = sorted(folder.glob("*.safetensors"), key=lambda path: (path.stat().st_size, path.name))
+    return {path.stem: path for path in paths}
 
 
 def check_shipped(path: Path) -> None:
@@ -39,7 +40,7 @@ def check_shipped(path: Path) -> None:
 
 
 def load_pruned(path: Path, target: PreTrainedModel, vocab_size: int) -> DraftModel:
-    """Build the drafter of a file around ``target``'s embedding (the same tensor), on its device, in its dtype.
+    """The drafter of a file, built around ``target``'s embedding (the same tensor), on its device, in its dtype.
 
     Raises ValueError naming the file, and the key where there is one, if anything does not fit.
     """
@@ -82,7 +83,8 @@ def load_pruned(path: Path, target: PreTrainedModel, vocab_size: int) -> DraftMo
     model.lm_head = nn.Linear(head.shape[1], len(ids), bias=False, device="meta")
     model.lm_head.weight = nn.Parameter(head[ids], requires_grad=False)
     model.eval().requires_grad_(False)
-    return DraftModel(path.stem, model, ids, target.config.max_position_embeddings, metadata.get("description", ""))
+    return DraftModel(path.stem, model, ids, target.config.max_position_embeddings,
+                      metadata.get("description", ""))
 
 
 def _shallow(config: LlamaConfig, depth: int) -> LlamaConfig:
@@ -94,7 +96,7 @@ def _shallow(config: LlamaConfig, depth: int) -> LlamaConfig:
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file; ValueError names it if it is missing, truncated or foreign."""
+    """Tensors and metadata of a safetensors file; ValueError names it if it is missing, cut or foreign."""
     from safetensors import SafetensorError, safe_open
 
     try:

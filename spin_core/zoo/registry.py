@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Builtin:
     """A target that travels inside a wheel of the package index, as one GGUF file.
 
-    ``requirement`` names the wheel, ``member`` the file in it; ``size`` (bytes) and ``sha256`` are the file's.
+    ``requirement`` names the wheel, ``member`` the file in it, with its ``size`` in bytes and ``sha256``.
     """
 
     name: str
