@@ -1,0 +1,121 @@
+"""Random model families, small enough to run thousands of times, and plain decoding to compare with.
+
+Everything is float64 unless said otherwise: there an equality of texts or logits is an equality, not a tolerance.
+"""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from spin_core.request import Request
+
+VOCAB = 41
+STOP = 3
+MAX_CONTEXT = 96
+# One string per token. Some hold two characters, so that a stop string may begin or end inside a token.
+PIECES = [*string.ascii_letters[:31], *("abcdefghijk"[i:i + 2] for i in range(10))]
+
+
+def llama(seed: int = 0, *, layers: int = 2, vocab: int = VOCAB, dtype: torch.dtype = torch.float64,
+          **changes) -> LlamaForCausalLM:
+    """A random Llama with grouped-query attention. Weights of scale 0.2 make its text varied."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        config = dict(vocab_size=vocab, hidden_size=32, intermediate_size=48, num_hidden_layers=layers,
+                      num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=MAX_CONTEXT,
+                      initializer_range=0.2, bos_token_id=None, eos_token_id=None)
+        return LlamaForCausalLM(LlamaConfig(**config | changes)).to(dtype).eval()
+
+
+@dataclass
+class TinyDrafter:
+    """What the engine needs of a model drafter."""
+
+    name: str
+    model: LlamaForCausalLM
+    ids: Tensor | None = None
+    max_context: int = MAX_CONTEXT
+
+
+@dataclass
+class TinyFamily:
+    """What the engine needs of a family: the target, its drafters, and a tokenizer of fixed pieces."""
+
+    target: LlamaForCausalLM
+    drafters: dict[str, TinyDrafter]
+    vocab_size: int = VOCAB
+    stop_ids: tuple[int, ...] = (STOP,)
+    max_context: int = MAX_CONTEXT
+    pieces: list[str] = field(default_factory=lambda: PIECES)
+
+    def encode(self, prompt: str) -> list[int]:
+        return [self.pieces.index(character) for character in prompt]
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(self.pieces[i] for i in ids)
+
+
+def near(model: LlamaForCausalLM, noise: float = 0.15, seed: int = 5) -> LlamaForCausalLM:
+    """``model`` with its weights disturbed: it agrees often, but not always."""
+    copy = type(model)(model.config).to(model.dtype).eval()
+    copy.load_state_dict(model.state_dict())
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in copy.parameters():
+            weight += noise * weight.std() * torch.randn(weight.shape, generator=generator, dtype=torch.float64)
+    return copy
+
+
+def subset(model: LlamaForCausalLM, ids: Tensor) -> LlamaForCausalLM:
+    """``model`` with a head that knows only the target ids ``ids``."""
+    copy = near(model, noise=0.05)
+    head = nn.Linear(model.config.hidden_size, len(ids), bias=False, dtype=model.dtype)
+    head.weight.data = copy.lm_head.weight.detach()[ids].clone()
+    copy.lm_head = head
+    return copy
+
+
+@lru_cache
+def family(dtype: torch.dtype = torch.float64) -> TinyFamily:
+    """The common family; its models are shared between tests and must not be changed.
+
+    "near" is often right, "subset" too but knows two thirds of the ids, "other" is hardly ever right, "same" always
+    (it is the target itself), and "short" is "near" with a context of 20 tokens.
+    """
+    target = llama(dtype=dtype)
+    ids = torch.tensor([i for i in range(VOCAB) if i % 3 != 1])
+    close = near(target)
+    drafters = [TinyDrafter("near", close), TinyDrafter("subset", subset(target, ids), ids),
+                TinyDrafter("other", llama(7, layers=1, dtype=dtype)), TinyDrafter("same", target),
+                TinyDrafter("short", close, None, 20)]
+    return TinyFamily(target, {d.name: d for d in drafters})
+
+
+DRAFTERS = ["near", "subset", "other", "same", "short", "ngram", "none"]
+
+
+@torch.inference_mode()
+def logits(model: LlamaForCausalLM, ids: list[int]) -> Tensor:
+    """The model's own logits behind every token of one sequence, ``[T, V]``."""
+    return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+
+
+def assert_greedy(model: LlamaForCausalLM, request: Request, *, vocab_size: int | None = None,
+                  stop_ids: tuple[int, ...] = (STOP,), max_len: int = MAX_CONTEXT) -> None:
+    """The request's output is what plain greedy decoding gives, in content and in length.
+
+    Every token must be the model's own argmax behind all before it, which by induction fixes the text.
+    """
+    output = request.output_ids
+    if output:
+        behind = logits(model, request.ids[:-1])[len(request.prompt_ids) - 1:, :vocab_size]
+        assert behind.argmax(-1).tolist() == output
+    assert not any(token in stop_ids for token in output[:-1]), "it ran on behind a stop token"
+    if not (output and output[-1] in stop_ids):
+        assert len(output) == min(request.params.max_new_tokens, max_len - len(request.prompt_ids))
