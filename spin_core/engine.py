@@ -196,8 +196,9 @@ class Engine:
         for _, request in seats:
             if request.finish_reason:
                 self._leave(request)
+        seconds = time.perf_counter() - began
         for event in events:
-            event.step_seconds = time.perf_counter() - began
+            event.step_seconds = seconds
         self._step += 1
         return events
 
