@@ -1,7 +1,7 @@
 """From logits to the law a token is drawn from: one path for the target and for every drafter.
 
-Speculative decoding is lossless only if q is exactly the law the draft was drawn from, and p exactly the law plain
-decoding would use. Both come from :func:`probabilities`.
+Speculative decoding is lossless only if q is exactly the law the draft was drawn from, and p exactly the law
+plain decoding would use. Both come from :func:`probabilities`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class SamplingBatch:
         def column(name: str, dtype: torch.dtype) -> Tensor:
             return torch.tensor([getattr(p, name) for p in params], dtype=dtype, device=device)
 
-        return SamplingBatch(temperature=column("temperature", torch.float64), top_k=column("top_k", torch.int64),
-                             top_p=column("top_p", torch.float64), min_p=column("min_p", torch.float64),
-                             seed=column("seed", torch.int64))
+        return SamplingBatch(column("temperature", torch.float64), column("top_k", torch.int64),
+                             column("top_p", torch.float64), column("min_p", torch.float64),
+                             column("seed", torch.int64))
 
     def rows(self, index: Tensor) -> "SamplingBatch":
-        """The rows named by ``index`` (int64 or a bool mask), in that order; a row may be named more than once."""
+        """The rows named by ``index`` (int64, or a bool mask), in that order and as often as named."""
         return SamplingBatch(*(getattr(self, f.name)[index] for f in fields(self)))
 
     @property
@@ -50,17 +50,17 @@ class SamplingBatch:
 def probabilities(logits: Tensor, sampling: SamplingBatch) -> Tensor:
     """The law of the next token, row by row.
 
-    ``logits [N, V]`` of any float type, with one row of ``sampling`` each -> ``[N, V]`` float32 (float64 for float64
-    logits). Temperature, then top-k, top-p and min-p as in transformers' warpers, each on what the ones before it have
-    left, normalised at the end; a greedy row is one-hot at its first largest logit. Tokens of equal probability share
-    one fate in every filter, so the law does not depend on how a sort orders them.
+    ``logits [N, V]`` of any float type, with one row of ``sampling`` each -> ``[N, V]`` float32 (float64 for
+    float64 logits). Temperature, then top-k, top-p and min-p as in transformers' warpers, each on what the
+    ones before it have left, normalised at the end; a greedy row is one-hot at its first largest logit.
+    Tokens of equal probability share one fate in every filter, so the law does not depend on a sort.
 
-    A row whose largest logit is not finite (NaN anywhere, +inf, or -inf throughout) has no law: it comes out as NaN.
+    A row whose largest logit is not finite (NaN anywhere, +inf, or -inf throughout) has no law: it is NaN.
 
     Raises ValueError if the numbers of rows differ.
     """
     if logits.dim() != 2 or logits.shape[0] != len(sampling):
-        raise ValueError(f"probabilities: logits {tuple(logits.shape)} do not match {len(sampling)} sampling rows")
+        raise ValueError(f"probabilities: {len(sampling)} sampling rows for logits {tuple(logits.shape)}")
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     greedy = sampling.greedy
     if not greedy.any():
@@ -97,8 +97,8 @@ def _top_p_floor(scores: Tensor, sampling: SamplingBatch) -> Tensor:
     """``[N, 1]``: the lowest score of the smallest set of largest scores whose mass reaches top_p."""
     top_p = sampling.top_p.unsqueeze(-1)
     mass = scores.softmax(-1)
-    # All tokens below (1 - top_p) / V together are less than 1 - top_p, so none is kept: sort only the others,
-    # a small share of a large vocabulary.
+    # All tokens below (1 - top_p) / V together have less than 1 - top_p, so none is kept: sort only the
+    # others, a small share of a large vocabulary.
     candidates = (mass >= (1 - top_p).to(mass.dtype) / mass.shape[-1]).sum(-1).max().clamp(min=1)
     order = scores.topk(int(candidates))
     mass = mass.gather(-1, order.indices).to(torch.float64)

@@ -1,0 +1,265 @@
+"""The verdict: against a plain loop, alone and in company, at the edges and in trouble."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from spin_core.draft.base import Draft
+from spin_core.randomness import ACCEPT, RESIDUAL, race, uniform
+from spin_core.request import SamplingParams
+from spin_core.sampling import SamplingBatch, probabilities
+from spin_core.verify import chain, verify_chain
+
+SAMPLED = SamplingParams(temperature=1.0)
+
+
+def plain_verdict(logits: Tensor, tokens: list[int], laws: list[Tensor | None], ids: Tensor | None,
+                  params: SamplingParams, position: int) -> list[int] | None:
+    """One request, position by position: the emitted tokens, None for a failure. ``laws`` holds q or None."""
+    sampling, vocab, out = SamplingBatch.from_params([params]), logits.shape[-1], []
+    for j, row in enumerate(logits):
+        p = probabilities(row.unsqueeze(0), sampling)[0]
+        if p.isnan().any():
+            return None
+        q = torch.zeros(vocab)
+        if j < len(tokens):
+            if laws[j] is None:
+                q[tokens[j]] = 1
+            else:
+                q[torch.arange(vocab) if ids is None else ids] = laws[j]
+            u = uniform(sampling.seed, torch.tensor([position + j]), ACCEPT)
+            if u * q[tokens[j]] < p[tokens[j]]:
+                out.append(tokens[j])
+                continue
+        rest = (p - q).clamp(min=0)
+        rest = rest if rest.sum() > 0 else p
+        if params.greedy:
+            return out + [int(row.argmax())]
+        return out + race(rest.unsqueeze(0), sampling.seed, torch.tensor([position + j]), RESIDUAL).tolist()
+
+
+def make_batch(counts: list[int], vocab: int, seed: int, subset: bool = False, dtype=torch.float32):
+    """Random logits near a random drafter's, half of the drafts one-hot: ``(logits, draft)``."""
+    generator = torch.Generator().manual_seed(seed)
+    drafted, batch = sum(counts), len(counts)
+    columns = max(1, vocab // 2) if subset else vocab
+    ids = torch.randperm(vocab, generator=generator)[:columns].sort().values if subset else None
+    scores = 2 * torch.randn(drafted + batch, vocab, generator=generator)
+    logits = scores + 0.7 * torch.randn(drafted + batch, vocab, generator=generator)
+    logits[torch.rand(logits.shape, generator=generator) < 0.1] = -torch.inf
+    cu = torch.tensor([0] + counts).cumsum(0)
+    rows = torch.arange(drafted) + torch.arange(batch).repeat_interleave(cu.diff())
+    q = (scores[rows] if ids is None else scores[rows][:, ids]).softmax(-1)
+    soft = torch.rand(drafted, generator=generator) < 0.5
+    column = q.argmax(-1)
+    if drafted:
+        column = torch.where(soft, q.multinomial(1, generator=generator).squeeze(-1), column)
+    tokens = column if ids is None else ids[column]
+    return logits.to(dtype), Draft(tokens, cu, q[soft], torch.where(soft, soft.cumsum(0) - 1, -1), ids)
+
+
+def one_by_one(logits: Tensor, draft: Draft, params: list[SamplingParams], position: list[int]):
+    """:func:`plain_verdict` of every request of a batch."""
+    verdicts = []
+    for b, (start, end) in enumerate(zip(draft.cu.tolist(), draft.cu[1:].tolist())):
+        laws = [None if r < 0 else draft.probs[r] for r in draft.prob_row[start:end].tolist()]
+        verdicts.append(plain_verdict(logits[start + b:end + b + 1], draft.tokens[start:end].tolist(), laws,
+                                      draft.ids, params[b], position[b]))
+    return verdicts
+
+
+def verify(logits, draft, params, position=None):
+    position = [10 + b for b in range(len(params))] if position is None else position
+    position = torch.tensor(position, dtype=torch.int64)
+    return verify_chain(logits, draft, SamplingBatch.from_params(params), position)
+
+
+def as_lists(verdict: chain.Verdict) -> list[list[int] | None]:
+    """Emitted tokens per request, None for a failure; checks the padding and the count on the way."""
+    emitted = []
+    columns = (x.tolist() for x in (verdict.tokens, verdict.num_accepted, verdict.failed))
+    for row, accepted, failed in zip(*columns):
+        tokens = [t for t in row if t >= 0]
+        assert row == tokens + [-1] * (len(row) - len(tokens))
+        assert (len(tokens), accepted) == (0, 0) if failed else len(tokens) == accepted + 1
+        emitted.append(None if failed else tokens)
+    return emitted
+
+
+params_list = st.lists(st.builds(
+    SamplingParams, temperature=st.sampled_from([0.0, 0.0, 0.5, 1.0, 1.5]),
+    top_k=st.sampled_from([0, 0, 0, 4]), top_p=st.sampled_from([1.0, 1.0, 0.8]),
+    min_p=st.sampled_from([0.0, 0.0, 0.1]), seed=st.integers(0, 2**63 - 1)), max_size=7)
+
+
+@given(params_list, st.data())
+@settings(max_examples=200, deadline=None)
+def test_verdict_equals_a_plain_loop(params, data):
+    """Ragged; greedy beside sampling, one-hot beside sampled drafts; whole or subset vocabulary; bad rows."""
+    counts = [data.draw(st.integers(0, 5)) for _ in params]
+    vocab = data.draw(st.sampled_from([2, 7, 29]))
+    seed, subset = data.draw(st.integers(0, 10**6)), data.draw(st.booleans())
+    logits, draft = make_batch(counts, vocab, seed, subset)
+    for row in data.draw(st.lists(st.integers(0, max(0, len(logits) - 1)), max_size=2 if params else 0)):
+        logits[row, 0] = torch.nan
+    for row in data.draw(st.lists(st.integers(0, max(0, len(logits) - 1)), max_size=2 if params else 0)):
+        logits[row] = -torch.inf
+    position = [data.draw(st.integers(0, 10**5)) for _ in params]
+    verdict = verify(logits, draft, params, position)
+    assert as_lists(verdict) == one_by_one(logits, draft, params, position)
+    assert verdict.tokens.shape == (len(params), max(counts, default=0) + 1)
+
+
+@given(params_list.filter(len), st.data())
+@settings(max_examples=100, deadline=None)
+def test_verdict_does_not_depend_on_batch_mates_or_their_order(params, data):
+    counts = [data.draw(st.integers(0, 4)) for _ in params]
+    logits, draft = make_batch(counts, 13, data.draw(st.integers(0, 10**6)), data.draw(st.booleans()))
+    position = [data.draw(st.integers(0, 10**4)) for _ in params]
+    together = as_lists(verify(logits, draft, params, position))
+    chosen = data.draw(st.permutations(range(len(params))))[:data.draw(st.integers(1, len(params)))]
+    start = draft.cu.tolist()
+    drafts = torch.cat([torch.arange(start[b], start[b + 1]) for b in chosen])
+    rows = torch.cat([torch.arange(start[b] + b, start[b + 1] + b + 1) for b in chosen])
+    fewer = Draft(draft.tokens[drafts], torch.tensor([0] + [counts[b] for b in chosen]).cumsum(0),
+                  draft.probs, draft.prob_row[drafts], draft.ids)
+    apart = verify(logits[rows], fewer, [params[b] for b in chosen], [position[b] for b in chosen])
+    assert as_lists(apart) == [together[b] for b in chosen]
+
+
+@pytest.mark.parametrize("vocab, batch", [(111, 1), (111, 7), (111, 99), (4097, 99), (32000, 7), (49152, 7),
+                                          (128256, 1), (128256, 7)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_verdict_over_real_vocabularies(vocab, batch, dtype):
+    counts = [(3 * b + 1) % 5 for b in range(batch)]
+    params = [SamplingParams(temperature=(0.0, 1.0, 0.7)[(b + batch) % 3], top_k=20 * (b % 4 == 2), seed=b)
+              for b in range(batch)]
+    logits, draft = make_batch(counts, vocab, seed=vocab + batch, dtype=dtype)
+    position = list(range(batch))
+    assert as_lists(verify(logits, draft, params, position)) == one_by_one(logits, draft, params, position)
+
+
+def test_greedy_by_hand():
+    """Argmax 3 1 2 0: a draft is right until its first miss, which the argmax replaces; then a bonus."""
+    chain_of = torch.nn.functional.one_hot(torch.tensor([3, 1, 2, 0]), 5).float()
+    drafts = [[3, 1, 2], [3, 1, 4], [0, 1, 2], [3], []]
+    logits = torch.cat([chain_of[:len(d) + 1] for d in drafts])
+    verdict = verify(logits, Draft.one_hot(drafts), [SamplingParams()] * 5)
+    assert as_lists(verdict) == [[3, 1, 2, 0], [3, 1, 2], [3], [3, 1], [3]]
+    assert verdict.num_accepted.tolist() == [3, 2, 0, 1, 0]
+    assert not verdict.failed.any()
+
+
+def test_a_greedy_batch_pays_for_no_law_and_no_noise(monkeypatch):
+    def unwanted(*_):
+        raise AssertionError("a greedy batch needs only an argmax")
+
+    for name in ("probabilities", "uniform", "race"):
+        monkeypatch.setattr(chain, name, unwanted)
+    logits, draft = make_batch([2, 0, 3], 11, seed=0)
+    params = [SamplingParams(seed=5)] * 3
+    assert as_lists(verify(logits, draft, params)) == one_by_one(logits, draft, params, [10, 11, 12])
+
+
+@pytest.mark.parametrize("u", [0.0, 1 - 2**-24])
+def test_a_token_the_target_excludes_is_never_accepted(monkeypatch, u):
+    """Even at u = 0, and even where q is zero too; a token of p = q > 0 is accepted at the largest u."""
+    monkeypatch.setattr(chain, "uniform", lambda seed, *_: torch.full(seed.shape, u))
+    logits = torch.tensor([[0.0, -torch.inf, 0.0]]).repeat(2, 1)
+    for q, token, accepted in (([0.5, 0.5, 0.0], 1, 0), ([1.0, 0.0, 0.0], 1, 0), ([0.5, 0.0, 0.5], 2, 1)):
+        draft = Draft(torch.tensor([token]), torch.tensor([0, 1]), torch.tensor([q]), torch.tensor([0]))
+        verdict = verify(logits, draft, [SAMPLED])
+        assert verdict.num_accepted.tolist() == [accepted]
+        assert 1 not in verdict.tokens[0, accepted:].tolist()
+
+
+def test_a_residual_without_mass_falls_back_to_p(monkeypatch):
+    """p = q rejected all the same, as rounding can: the token comes from p, not from behind its end."""
+    monkeypatch.setattr(chain, "accepts", lambda u, p, q: torch.zeros_like(p, dtype=torch.bool))
+    n = 500
+    logits = torch.tensor([0.4, 0.6, 0.0]).log().repeat(2 * n, 1)
+    draft = Draft(torch.ones(n, dtype=torch.int64), torch.arange(n + 1), logits[:1].softmax(-1),
+                  torch.zeros(n, dtype=torch.int64))
+    params = [SAMPLED.with_(seed=i) for i in range(n)]
+    verdict = verify(logits, draft, params, [7] * n)
+    p = logits[:n].softmax(-1)
+    assert verdict.num_accepted.sum() == 0 and not verdict.failed.any()
+    assert torch.equal(verdict.tokens[:, 0], race(p, torch.arange(n), torch.full((n,), 7), RESIDUAL))
+    assert set(verdict.tokens[:, 0].tolist()) == {0, 1}
+
+
+def test_a_residual_is_drawn_from_where_p_exceeds_q():
+    p, q = torch.tensor([[0.5, 0.3, 0.2, 0.0]]), torch.tensor([[0.1, 0.6, 0.1, 0.2]])
+    torch.testing.assert_close(chain.residual(p, q), torch.tensor([[0.4, 0.0, 0.1, 0.0]]))
+    assert torch.equal(chain.residual(p, torch.zeros_like(q)), p)      # the bonus
+    assert torch.equal(chain.residual(p, p.clone()), p)
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SAMPLED, SAMPLED.with_(top_k=2),
+                                    SAMPLED.with_(top_p=0.5)])
+@pytest.mark.parametrize("trouble", ["nan", "inf", "nothing"])
+def test_a_request_fails_alone_and_only_on_rows_its_verdict_needs(params, trouble):
+    """At each row the target allows one token, so fates are certain; rows 0-2 are drafted, 3 is the bonus."""
+    right = [4, 1, 3, 2]
+    certain = torch.full((4, 6), -torch.inf)
+    certain[range(4), right] = 0.0
+    bad_row = certain[0].clone()
+    if trouble == "nothing":
+        bad_row[:] = -torch.inf
+    else:
+        bad_row[5] = float(trouble)
+    for drafted, accepted in ((right[:3], 3), ([4, 1, 0], 2), ([0, 1, 3], 0)):
+        draft = Draft.one_hot([right[:3], drafted, right[:3], []])
+        for bad in range(4):
+            logits = torch.cat([certain, certain, certain, certain[:1]])
+            logits[4 + bad] = bad_row
+            verdict = verify(logits, draft, [params, params, SamplingParams(), SAMPLED])
+            assert verdict.failed.tolist() == [False, bad <= accepted, False, False]
+            assert as_lists(verdict) == [right, None if bad <= accepted else right[:accepted + 1], right, [4]]
+
+
+def test_a_drafter_without_a_law_costs_speed_but_not_the_law():
+    """NaN in q: the draft is rejected whatever it is, and its place is drawn from p."""
+    n, p = 200, torch.tensor([0.2, 0.5, 0.3])
+    draft = Draft(torch.ones(n, dtype=torch.int64), torch.arange(n + 1), torch.full((1, 3), torch.nan),
+                  torch.zeros(n, dtype=torch.int64))
+    verdict = verify(p.log().repeat(2 * n, 1), draft, [SAMPLED.with_(seed=i) for i in range(n)], [3] * n)
+    assert verdict.num_accepted.sum() == 0
+    expected = race(p.log().softmax(-1).expand(n, -1), torch.arange(n), torch.full((n,), 3), RESIDUAL)
+    assert torch.equal(verdict.tokens[:, 0], expected)
+
+
+def test_nothing_drafted_is_plain_sampling():
+    logits, _ = make_batch([0] * 5, 50, seed=4)
+    params = [SAMPLED.with_(seed=i) for i in range(4)] + [SamplingParams()]
+    verdict = verify(logits, Draft.empty(5), params)
+    p = probabilities(logits, SamplingBatch.from_params(params))
+    plain = race(p, torch.tensor([0, 1, 2, 3, 0]), torch.arange(5) + 10, RESIDUAL)
+    assert torch.equal(verdict.tokens, plain.unsqueeze(-1))     # a greedy law leaves its race no choice
+
+
+def test_no_requests():
+    verdict = verify(torch.zeros(0, 9), Draft.empty(0), [])
+    assert verdict.tokens.shape == (0, 1) and len(verdict.num_accepted) == len(verdict.failed) == 0
+
+
+def test_inputs_are_left_as_they_were():
+    logits, draft = make_batch([3, 2], 9, seed=8, subset=True)
+    before = [x.clone() for x in (logits, draft.tokens, draft.cu, draft.probs, draft.prob_row, draft.ids)]
+    verify(logits, draft, [SAMPLED, SamplingParams()])
+    for old, new in zip(before, (logits, draft.tokens, draft.cu, draft.probs, draft.prob_row, draft.ids)):
+        assert torch.equal(old, new)
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    logits, draft = make_batch([3, 2], 9, seed=8)
+    with pytest.raises(ValueError, match=r"5 drafted tokens of 2 requests need 7 rows .* got \(6, 9\)"):
+        verify(logits[1:], draft, [SAMPLED] * 2)
+    with pytest.raises(ValueError, match="2 sampling rows, 2 drafts, 1 positions"):
+        verify(logits, draft, [SAMPLED] * 2, [0])
+    with pytest.raises(ValueError, match="3 sampling rows, 2 drafts"):
+        verify(torch.zeros(8, 9), draft, [SAMPLED] * 3)
