@@ -114,7 +114,8 @@ def _marked(engine, request) -> str:
 def _fetch(args) -> int:
     from spin_core import zoo
 
-    print(zoo.fetch())
+    for file in zoo.fetch():
+        print(f"{'made' if file.made else 'kept'}  {file.size / 1e6:8.1f} MB  sha256 {file.sha256[:16]}  {file.path}")
     return 0
 
 

@@ -17,7 +17,7 @@ from types import ModuleType
 
 from spin_core import provenance
 
-NAMES = ("peers", "products")
+NAMES = ("peers", "products", "equality")
 
 _COMPARE = {">=": operator.ge, "<=": operator.le}
 

@@ -1,0 +1,60 @@
+"""The command line on a tiny family: what it prints, what it writes, and how it says no."""
+
+import json
+
+import pytest
+
+from spin_core import zoo
+from spin_core.__main__ import main
+from tests import tiny
+
+
+@pytest.fixture
+def family(monkeypatch):
+    """``zoo.load`` gives the tiny family, whose tokenizer takes any text."""
+    family = tiny.TinyFamily(tiny.family().target, tiny.family().drafters)
+    family.encode = lambda prompt: [ord(c) % tiny.VOCAB for c in (prompt if isinstance(prompt, str)
+                                                                  else prompt[-1]["content"])][:30]
+    monkeypatch.setattr(zoo, "load", lambda *args, **options: family)
+    return family
+
+
+def test_generate_marks_what_was_drafted_and_accepted(family, capsys):
+    assert main(["generate", "--prompt", "abc", "--drafter", "same", "--gamma", "3", "--max-new-tokens", "8"]) == 0
+    drafted, summary = capsys.readouterr().out.split("\n\n")
+    assert main(["generate", "--prompt", "abc", "--drafter", "none", "--max-new-tokens", "8"]) == 0
+    plain, _ = capsys.readouterr().out.split("\n\n")
+    assert "[" in drafted and "[" not in plain
+    assert drafted.replace("[", "").replace("]", "") == plain
+    assert "tokens per verification" in summary and "100%" in summary
+
+
+def test_generate_writes_texts_events_and_metrics(family, tmp_path, capsys):
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.json"
+    prompts.write_text("".join(json.dumps({"prompt": f"number {i}"}) + "\n" for i in range(5)))
+    assert main(["generate", "--workload", str(prompts), "--limit", "3", "--batch", "2", "--temperature", "1",
+                 "--drafter", "near", "--max-new-tokens", "6", "--json", str(out)]) == 0
+    written = json.loads(out.read_text())
+    assert len(written["requests"]) == 3
+    assert sum(len(r["output_ids"]) for r in written["requests"]) == written["metrics"]["emitted"] > 0
+    assert {"submit", "admit", "step", "finish"} == {e["kind"] for e in written["events"]}
+    assert written["versions"]["torch"] and written["arguments"]["drafter"] == "near"
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--prompt", "abc", "--drafter", "nobody"], "known: near, subset"),
+    (["--prompt", "abc", "--temperature", "-1"], "temperature"),
+    (["--prompt", "abc", "--gamma", "-1"], "gamma"),
+    (["--workload", "no-such-set"], "no-such-set"),
+])
+def test_a_mistake_is_told_in_one_line(family, capsys, arguments, message):
+    assert main(["generate", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith("error: ") and message in err and err.count("\n") == 1 and out == ""
+
+
+def test_one_bad_prompt_fails_alone(family, capsys):
+    good, bad = "abc", ""
+    assert main(["generate", "--prompt", good, "--prompt", bad, "--max-new-tokens", "4"]) == 1
+    out = capsys.readouterr().out
+    assert "the prompt is empty" in out and "4 tokens, length" in out

@@ -1,0 +1,98 @@
+"""The embedded family end to end: greedy texts against the library's own, and the law against chi-square."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from spin_core.bench import equality
+from spin_core.draft import ModelDrafter
+from spin_core.engine import Engine
+from spin_core.request import SamplingParams
+from spin_core.workloads import load_workload
+
+pytestmark = pytest.mark.models
+
+
+def test_greedy_text_equals_generate_up_to_near_ties(smollm2):
+    prompts = [smollm2.encode(p.messages) for p in load_workload("mix", "test", limit=64)]
+    engine = Engine(smollm2, gamma=4, max_batch=8)
+    rows = equality.compare(engine, prompts, max_new_tokens=24)
+    print(rows)
+    assert all(row["logit_gap"] < equality.NEAR_TIE for row in rows), rows
+    assert len(rows) <= 3, rows
+    # the comparison means something: tokens were drafted and some of them held
+    assert engine.trace.metrics()["accepted"] > 100
+
+
+def test_the_comparison_sees_a_wrong_token(smollm2):
+    engine = Engine(smollm2, "none")
+    generate = engine.generate
+
+    def one_token_off(prompts, params):
+        requests = generate(prompts, params)
+        requests[0].output_ids[3] = (requests[0].output_ids[3] + 1) % smollm2.vocab_size
+        return requests
+
+    engine.generate = one_token_off
+    rows = equality.compare(engine, [smollm2.encode("Name three rivers in Europe.")], max_new_tokens=8)
+    assert [row["token"] for row in rows] == [3] and rows[0]["logit_gap"] > equality.NEAR_TIE
+
+
+PROMPT = "The best thing about the sea is"
+PARAMS = SamplingParams(temperature=1.0, top_k=40, max_new_tokens=2)
+SEEDS = 3000
+
+
+def first_tokens(family, drafter: str) -> np.ndarray:
+    """The first two tokens behind PROMPT for many seeds, ``[SEEDS, 2]``; both were drafted."""
+    engine = Engine(family, drafter, gamma=2, max_batch=100, max_len=16)
+    prompt = family.tokenizer.encode(PROMPT)
+    requests = engine.generate([prompt] * SEEDS, [PARAMS.with_(seed=s) for s in range(SEEDS)])
+    assert drafter == "none" or engine.trace.metrics()["accepted"] > SEEDS // 20
+    return np.array([r.output_ids for r in requests])
+
+
+def exact_law(family, ids: list[int]) -> np.ndarray:
+    """The target's next-token law behind ``ids`` by the library's own forward pass, float64."""
+    with torch.inference_mode():
+        logits = family.target(input_ids=torch.tensor([ids])).logits[0, -1].double()
+    kept, index = logits.topk(PARAMS.top_k)
+    law = torch.zeros_like(logits)
+    law[index] = kept.softmax(-1)
+    return law.numpy()
+
+
+def chi_square(tokens: np.ndarray, law: np.ndarray) -> float:
+    """p-value of ``tokens`` under ``law``; tokens expected fewer than five times are counted as one."""
+    counts, expected = np.bincount(tokens, minlength=len(law)), law * len(tokens)
+    assert counts[law == 0].sum() == 0
+    big = expected >= 5
+    observed = np.append(counts[big], counts[~big].sum())
+    expected = np.append(expected[big], expected[~big].sum())
+    return stats.chisquare(observed[expected > 0], expected[expected > 0]).pvalue
+
+
+def test_the_law_of_two_drafted_tokens(smollm2):
+    drafter = next(iter(smollm2.drafters))
+    tokens = first_tokens(smollm2, drafter)
+    prompt = smollm2.tokenizer.encode(PROMPT)
+    assert chi_square(tokens[:, 0], exact_law(smollm2, prompt)) > 1e-4
+    most = np.bincount(tokens[:, 0]).argmax()
+    second = tokens[tokens[:, 0] == most, 1]
+    assert len(second) > 200
+    assert chi_square(second, exact_law(smollm2, [*prompt, int(most)])) > 1e-4
+
+
+def test_the_chi_square_catches_a_wrong_q(smollm2, monkeypatch):
+    """The same test must fail when the drafter hands the verifier another law than it drew from."""
+    propose = ModelDrafter.propose
+
+    def flattened(self, requests, counts):
+        draft = propose(self, requests, counts)
+        draft.probs = draft.probs.sqrt() / draft.probs.sqrt().sum(-1, keepdim=True)
+        return draft
+
+    monkeypatch.setattr(ModelDrafter, "propose", flattened)
+    tokens = first_tokens(smollm2, next(iter(smollm2.drafters)))
+    assert chi_square(tokens[:, 0], exact_law(smollm2, smollm2.tokenizer.encode(PROMPT))) < 1e-9
