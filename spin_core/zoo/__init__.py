@@ -37,8 +37,8 @@ def load(name: str = "smollm2", *, target: str | Path | None = None,
 
     * the name of a drafter shipped for a built-in family (None: all of them),
     * a ``.safetensors`` file of a drafter pruned from this target (:mod:`spin_core.zoo.pruned`),
-    * a folder or hub name of a causal LM with the target's tokenizer. One without any tokenizer is accepted, with
-      a warning, if its head is as wide as the target's: a wrong guess costs speed, never correctness,
+    * a folder or hub name of a causal LM with the target's tokenizer. One without any tokenizer is accepted,
+      with a warning, if its head is as wide as the target's: a wrong guess costs speed, never correctness,
     * a :class:`DraftModel`, whose vocabulary is the caller's word.
 
     "ngram" and "none" may be listed and add nothing: every engine has them.
@@ -61,14 +61,15 @@ def load(name: str = "smollm2", *, target: str | Path | None = None,
     if tokenizer is None:
         raise ValueError(f"target {str(source)!r} has no tokenizer")
     family = Family(name, model, tokenizer, {}, compat.effective_vocab_size(model, tokenizer),
-                    _stop_ids(model, tokenizer), _max_context(model, str(source)), device, dtype)
+                    _stop_ids(model, tokenizer), _max_context(model, str(source)), model.device, dtype)
     for item in known if drafters is None else drafters:
         if item in ("ngram", "none"):
             continue
         drafter = item if isinstance(item, DraftModel) else _load_drafter(item, family, known)
         compat.check_drafter(drafter, model, family.vocab_size)
         if drafter.name in family.drafters:
-            raise ValueError(f"two drafters are called {drafter.name!r}; pass one as a DraftModel with another name")
+            raise ValueError(f"two drafters are called {drafter.name!r}: pass one as a DraftModel of "
+                             "another name")
         family.drafters[drafter.name] = drafter
     return family
 
@@ -94,8 +95,8 @@ def _load_drafter(item: str | Path, family: Family, known: dict[str, Path]) -> D
         warnings.warn(f"drafter {str(item)!r} has no tokenizer; its head is as wide as the target's, so the "
                       "target's tokenizer is assumed", stacklevel=3)
     else:
-        raise ValueError(f"drafter {str(item)!r} has no tokenizer, and its head ({compat.head_width(model)}) is "
-                         f"not as wide as the target's ({compat.head_width(family.target)})")
+        raise ValueError(f"drafter {str(item)!r} has no tokenizer, and its head ({compat.head_width(model)}) "
+                         f"is not as wide as the target's ({compat.head_width(family.target)})")
     return DraftModel(name, model, None, _max_context(model, str(item)), f"from {item}")
 
 

@@ -1,8 +1,8 @@
 """Where fetched models live, and how files get there without ever being half there.
 
 Everything is made in a scratch folder inside the cache (same file system) and renamed into place, so a name
-that exists is complete. One lock per family keeps two processes from doing the same work; whoever holds it also
-sweeps the scratch folders that a killed process left behind.
+that exists is complete. One lock per family keeps two processes from doing the same work; whoever holds it
+also sweeps the scratch folders that a killed process left behind.
 """
 
 from __future__ import annotations

@@ -57,8 +57,7 @@ def check_drafter(drafter: DraftModel, target: PreTrainedModel, vocab_size: int)
     width = head_width(drafter.model)
     if drafter.ids is None:
         if width < vocab_size:
-            refuse(f"its logits have {width} columns, the target's vocabulary {vocab_size} ids; without `ids` "
-                   "nothing says which they are")
+            refuse(f"its logits have {width} columns, the target has {vocab_size} ids: `ids` must say which")
         return
     ids = drafter.ids
     if ids.dtype != torch.int64 or ids.shape != (width,):

