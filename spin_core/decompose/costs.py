@@ -1,0 +1,171 @@
+"""What attention costs on this device: a few constants, measured once and kept in the cache folder.
+
+The model is linear, as SPIN's is: calls, keys and values read, scores computed, copies of queries, merging. A key
+(with its value) of one kv head costs something whoever looks at it, and something more for every query row that does.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from spin_core.decompose.layout import Heads
+
+if TYPE_CHECKING:
+    from spin_core.decompose.plan import Plan
+
+VERSION = 1         # of the measurement: kept constants of another version are measured anew
+ROUNDS = 9
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds. ``*_key`` is per key and kv head, ``*_score`` per key, kv head and query row, ``*_query`` per query row
+    and kv head of a piece, ``*_call`` per call."""
+
+    kv: int
+    group: int
+    alone_call: float
+    alone_key: float
+    alone_score: float
+    pool_call: float
+    pool_key: float
+    pool_score: float
+    pool_query: float
+    merge_call: float
+    merge_query: float
+
+    def alone(self, lengths: np.ndarray, q_lens: np.ndarray) -> np.ndarray:
+        """Seconds of every request when it stays alone."""
+        return self.alone_call + self.kv * lengths * (self.alone_key + self.alone_score * self.group * q_lens)
+
+    def pool(self, counts: np.ndarray, width: np.ndarray | int, queries: int) -> np.ndarray:
+        """Seconds of every request when it is in a pool of this width with ``counts`` pieces."""
+        rows = queries * self.group
+        return counts * self.kv * (width * (self.pool_key + rows * self.pool_score)
+                                   + rows * (self.pool_query + self.merge_query * (counts > 1)))
+
+    def calls(self, pooled: np.ndarray | bool, merged: np.ndarray | bool) -> np.ndarray:
+        """Seconds of a pool whatever is in it, if there is one, and of merging, if there is any."""
+        return self.pool_call * np.asarray(pooled) + self.merge_call * np.asarray(merged)
+
+
+FIELDS = [name for name in Costs.__dataclass_fields__ if name not in ("kv", "group")]
+
+
+def features(made: "Plan", heads: Heads) -> np.ndarray:
+    """How often each constant is charged by a plan, in the order of ``FIELDS``: the cost model's equation once more,
+    as a row of a linear system."""
+    row = dict.fromkeys(FIELDS, 0.0)
+    for b in made.alone:
+        keys = heads.kv * made.lengths[b]
+        row["alone_call"] += 1
+        row["alone_key"] += keys
+        row["alone_score"] += keys * made.q_lens[b] * heads.group
+    for pool in made.pools:
+        queries, pieces = pool.queries * heads.group, len(pool.pieces)
+        owners = [p.request for p in pool.pieces]
+        merged = sum(owners.count(b) > 1 for b in owners)
+        row["pool_call"] += 1
+        row["pool_key"] += heads.kv * pieces * pool.width
+        row["pool_score"] += heads.kv * pieces * pool.width * queries
+        row["pool_query"] += heads.kv * pieces * queries
+        row["merge_call"] += merged > 0
+        row["merge_query"] += heads.kv * merged * queries
+    return np.array([row[name] for name in FIELDS])
+
+
+def fit(plans: list["Plan"], seconds: list[float], heads: Heads) -> Costs:
+    """The constants that explain the measured seconds per layer best, in relative terms, none of them negative."""
+    from scipy.optimize import nnls
+
+    system = np.array([features(p, heads) for p in plans]) / np.array(seconds)[:, None]
+    scale = np.maximum(system.max(0), 1e-30)            # the columns differ by ten orders of magnitude
+    constants = nnls(system / scale, np.ones(len(plans)))[0] / scale
+    return Costs(heads.kv, heads.group, *constants.tolist())
+
+
+@functools.cache
+def measured(device: torch.device, dtype: torch.dtype, kv: int, group: int, dim: int, threads: int) -> Costs:
+    """The constants of ``device`` for this shape of attention: kept ones, else measured now (under a second) and kept."""
+    from spin_core.zoo.cachedir import cache_dir
+
+    key = [VERSION, torch.__version__, _name(device), str(dtype), kv, group, dim, threads]
+    path = cache_dir() / "attention" / (hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16] + ".json")
+    try:
+        kept = json.loads(path.read_text())
+        if kept["key"] == key:
+            return Costs(**kept["costs"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass                                            # absent or spoilt: measure
+    costs = measure(device, dtype, Heads(kv, group), dim)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}")
+        temporary.write_text(json.dumps({"key": key, "costs": asdict(costs)}, indent=1))
+        os.replace(temporary, path)
+    except OSError:
+        pass                                            # a cache that can't be written costs the next process a second
+    return costs
+
+
+@torch.inference_mode()
+def measure(device: torch.device, dtype: torch.dtype, heads: Heads, dim: int, *, rounds: int = ROUNDS) -> Costs:
+    """Time plans that differ in what they charge, interleaved, and fit the constants to the fastest round of each."""
+    from spin_core.decompose.attend import TorchStep, Workspace
+    from spin_core.decompose.plan import plan
+    from spin_core.runtime.batch import RaggedBatch
+    from spin_core.runtime.cache import SlotCache
+
+    room, layers, most = 1024, 4, 16                    # several layers, so that they do not stay in the nearest cache
+    cache = SlotCache(layers, most, heads.kv, room, dim, dtype, device)
+    for tensor in cache.k + cache.v:
+        tensor.normal_()
+    workspace, work = Workspace(), []
+    for count, length, q_len, strategy, width in _SAMPLES:
+        batch = RaggedBatch.build(torch.zeros(count * q_len, dtype=torch.int64, device=device), list(range(count)),
+                                  [q_len] * count, [length - q_len] * count)
+        made = plan([length] * count, [q_len] * count, strategy, width=width)
+        query = torch.randn(heads.kv * heads.group, count * q_len, dim, dtype=dtype, device=device)
+        work.append((made, TorchStep(made, batch, cache, heads, workspace), query))
+    best = [float("inf")] * len(work)
+    for round_ in range(rounds + 1):
+        for i, (_, step, query) in enumerate(work):
+            _wait(device)
+            start = time.perf_counter()
+            step.attend(round_ % layers, query, dim ** -0.5)
+            _wait(device)
+            if round_:
+                best[i] = min(best[i], time.perf_counter() - start)
+    return fit([made for made, _, _ in work], best, heads)
+
+
+# requests, keys of each, queries of each, strategy, width
+_SAMPLES = [(count, length, q_len, strategy, width)
+            for q_len in (1, 5, 9)
+            for count, length, strategy, width in (
+                (4, 24, "per-request", None), (4, 192, "per-request", None), (4, 1000, "per-request", None),
+                (2, 24, "padded", None), (16, 24, "padded", None), (16, 100, "padded", None), (8, 300, "padded", None),
+                (4, 1000, "padded", None), (8, 100, "decomposed", 32), (2, 1000, "decomposed", 128),
+                (8, 300, "decomposed", 100), (4, 1000, "decomposed", 250))]
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    from spin_core import provenance
+
+    return f"{provenance.here()['cpu']} {device.type}"

@@ -1,0 +1,164 @@
+"""Where every number of a planned step comes from and goes to: index tensors, built once and used by all layers.
+
+Query rows are gathered into blocks, one per request that stays alone and one per piece of a pool. A block is
+``[kv_heads, queries * group]`` rows: the heads that share keys are folded into the rows (GQA), so that keys are read
+once for all of them. Padding rows repeat the request's first query and padding keys its first key, both of which are
+always there: memory that nobody wrote is not read at all, so it does not matter what it holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spin_core.decompose.plan import LARGE, Plan, Pool
+
+if TYPE_CHECKING:
+    from spin_core.runtime.batch import RaggedBatch
+
+
+@dataclass
+class Heads:
+    """The shape of attention: query heads = ``kv * group``."""
+
+    kv: int
+    group: int
+
+
+@dataclass
+class Alone:
+    """A request read where it is. ``rows`` are its query rows in the gathered block, ``tail [rows, T]`` is added to
+    the scores of the in-flight keys (None: all visible)."""
+
+    slot: int
+    length: int
+    rows: slice
+    tail: Tensor | None
+
+
+@dataclass
+class Packed:
+    """A pool: R pieces of W keys and Q = queries * group rows, of P requests, of which the first ``cut`` (with the
+    first ``cut_pieces`` pieces) are in several pieces and have to be merged."""
+
+    shape: tuple[int, int, int]         # R, W, Q
+    queries: slice                      # its rows in the gathered queries
+    out: slice                          # its rows in the gathered outputs
+    keys: Tensor                        # [R * kv * W] rows of the cache, seen as [slots * kv * max_len, head_dim]
+    mask: Tensor                        # [R, 1, Q, W], 0 or -inf
+    dead: Tensor | None                 # bool [cut_pieces, 1, Q]: rows that see nothing of a piece
+    cut: int
+    cut_pieces: int
+    owner: Tensor                       # [cut_pieces] in 0..cut-1
+    siblings: Tensor                    # [cut * most] pieces of every request, the last one repeated
+
+
+@dataclass
+class Layout:
+    queries: Tensor                     # rows to gather from [N * heads, head_dim]
+    out: Tensor                         # [N * heads] rows to gather from the outputs
+    out_rows: int
+    alone: list[Alone]
+    whole: list[int]                    # requests for the library's own attention: prompts, and whatever is not folded
+    pools: list[Packed]
+
+
+def build(plan: Plan, batch: "RaggedBatch", heads: Heads, max_len: int, dtype: torch.dtype,
+          device: torch.device) -> Layout:
+    """The layout of ``plan`` for ``batch``, over a cache of ``[slots, kv_heads, max_len, head_dim]``."""
+    group, num_heads = heads.group, heads.kv * heads.group
+    out = np.zeros((len(batch.tokens), heads.kv, group), dtype=np.int64)
+    queries: list[np.ndarray] = []
+    alone, whole, pools = [], [], []
+    fold = device.type == "cpu" and dtype in (torch.float32, torch.float64)         # elsewhere there are better kernels
+    taken = gathered = 0
+    inner = np.arange(heads.kv)[:, None, None] * group + np.arange(group)           # [kv, 1, group]
+
+    for b in plan.alone:
+        count, start = batch.counts[b], batch.starts[b]
+        if count > LARGE or not fold:
+            whole.append(b)
+            continue
+        block = (start + np.arange(count))[:, None] * num_heads + inner            # [kv, T, group]
+        out[start:start + count] = (taken + np.arange(block.size).reshape(block.shape)).transpose(1, 0, 2)
+        queries.append(block.ravel())
+        alone.append(Alone(batch.slots[b], plan.lengths[b], slice(gathered, gathered + block.size),
+                           _tail(batch, b, group, dtype, device)))
+        taken, gathered = taken + block.size, gathered + block.size
+
+    for pool in plan.pools:
+        requests, tall = pool.requests, pool.queries
+        starts = np.array([batch.starts[b] for b in requests])
+        counts = np.array([batch.counts[b] for b in requests])
+        rank = {b: i for i, b in enumerate(requests)}
+        owner = np.array([rank[piece.request] for piece in pool.pieces])
+        step = np.arange(tall)
+        token = starts[:, None] + np.where(step < counts[:, None], step, 0)        # [P, tall]
+        block = token[:, None, :, None] * num_heads + inner                        # [P, kv, tall, group]
+        place = taken + np.arange(block.size).reshape(block.shape)
+        for i, (start, count) in enumerate(zip(starts, counts)):
+            out[start:start + count] = place[i, :, :count].transpose(1, 0, 2)
+        pieces = block[owner]
+        queries.append(pieces.ravel())
+        pools.append(_pack(pool, plan, batch, heads, max_len, dtype, device, owner,
+                           slice(gathered, gathered + pieces.size), slice(taken, taken + block.size)))
+        taken, gathered = taken + block.size, gathered + pieces.size
+
+    flat = np.concatenate(queries) if queries else np.zeros(0, dtype=np.int64)
+    return Layout(_to(flat, device), _to(out.ravel(), device), taken, alone, whole, pools)
+
+
+def _pack(pool: Pool, plan: Plan, batch: "RaggedBatch", heads: Heads, max_len: int, dtype, device, owner: np.ndarray,
+          queries: slice, out: slice) -> Packed:
+    width, tall = pool.width, pool.queries
+    start = np.array([p.start for p in pool.pieces])[:, None]
+    stop = np.array([p.stop for p in pool.pieces])[:, None]
+    slot = np.array([batch.slots[p.request] for p in pool.pieces])[:, None, None]
+    token = start + np.arange(width)                                               # [R, W]
+    real = token < stop
+    row = (slot * heads.kv + np.arange(heads.kv)[:, None]) * max_len               # [R, kv, 1]
+    keys = row + np.where(real, token, 0)[:, None]
+    visible = np.repeat(real[:, None], tall, 1)                                    # [R, tall, W]
+    for r, piece in enumerate(pool.pieces):
+        b = piece.request
+        prefix, count = batch.prefix[b], batch.counts[b]
+        first = max(piece.start, prefix)
+        if piece.stop > first:
+            visible[r, :count, first - piece.start:piece.stop - piece.start] = \
+                among(batch, b)[:, first - prefix:piece.stop - prefix]
+        visible[r, count:] = visible[r, :1]                                        # a padding row is a copy of row 0
+    mask = np.where(visible, 0.0, -np.inf).astype(np.float64 if dtype == torch.float64 else np.float32)
+    mask = _to(np.repeat(mask, heads.group, 1)[:, None], device).to(dtype)
+    pieces_of = np.bincount(owner)
+    cut = int((pieces_of > 1).sum())
+    cut_pieces = int(pieces_of[:cut].sum())
+    if (pieces_of[:cut] <= 1).any():
+        raise ValueError("a pool's requests must come in the order of their number of pieces, most first")
+    dead = ~visible[:cut_pieces].any(2)
+    most = int(pieces_of.max())
+    first_piece = np.concatenate([[0], pieces_of.cumsum()])[:cut, None]
+    siblings = first_piece + np.minimum(np.arange(most), pieces_of[:cut, None] - 1)
+    return Packed((len(pool.pieces), width, tall * heads.group), queries, out, _to(keys.ravel(), device), mask,
+                  _to(np.repeat(dead, heads.group, 1)[:, None], device) if dead.any() else None,
+                  cut, cut_pieces, _to(owner[:cut_pieces], device), _to(siblings.ravel(), device))
+
+
+def among(batch: "RaggedBatch", b: int) -> np.ndarray:
+    """Which in-flight tokens see which, bool ``[T, T]``."""
+    tree = batch.ancestors[b]
+    return np.tri(batch.counts[b], dtype=bool) if tree is None else tree.cpu().numpy()
+
+
+def _tail(batch: "RaggedBatch", b: int, group: int, dtype, device) -> Tensor | None:
+    visible = among(batch, b)
+    if visible.all():
+        return None
+    return _to(np.where(np.repeat(visible, group, 0), 0.0, -np.inf), device).to(dtype)
+
+
+def _to(array: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device)

@@ -1,0 +1,266 @@
+"""How a ragged batch is cut up for attention: whole requests, or pieces packed into rectangles.
+
+A request attends ``length`` keys with ``q_len`` queries. A padded batch is as wide as its longest request; SPIN
+(arXiv 2503.15921) cuts long requests into pieces of similar width instead, R(W) = sum_i ceil(l_i / W) of them, with
+an indicator M [B, R] that says which request a piece belongs to. Narrow pieces waste few keys and values, but every
+piece needs its own copy of its request's queries and the pieces' results have to be merged. :func:`plan` weighs
+the two with a device's measured costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from spin_core.decompose.costs import Costs
+
+STRATEGIES = ("auto", "padded", "grouped", "decomposed", "per-request")
+LARGE = 16          # a request with more queries than this reads a prompt: its products are big enough on their own
+NARROWEST = 16      # keys per piece, at the least, in the width search
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Keys ``start`` to ``stop`` (not included) of one request."""
+
+    request: int
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Pieces that are computed together, each in a row of ``width`` keys and ``queries`` queries."""
+
+    pieces: tuple[Piece, ...]
+    queries: int
+
+    @property
+    def width(self) -> int:
+        return max(piece.size for piece in self.pieces)
+
+    @property
+    def requests(self) -> tuple[int, ...]:
+        """The requests in order of appearance. All pieces of a request are neighbours."""
+        return tuple(dict.fromkeys(piece.request for piece in self.pieces))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is computed together: ``pools`` of pieces, and requests that stay ``alone``, read where they are.
+
+    ``seconds`` is the predicted time of one layer, ``considered`` the same for every width that was weighed
+    (None where nothing was predicted).
+    """
+
+    strategy: str
+    lengths: tuple[int, ...]
+    q_lens: tuple[int, ...]
+    pools: tuple[Pool, ...]
+    alone: tuple[int, ...]
+    seconds: float | None = None
+    considered: dict[int, float] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """Every piece: those of the pools, then the requests that stay whole."""
+        return [p for pool in self.pools for p in pool.pieces] + [Piece(b, 0, self.lengths[b]) for b in self.alone]
+
+    @property
+    def width(self) -> int:
+        """Keys in the widest row of a pool; 0 when nothing is pooled."""
+        return max((pool.width for pool in self.pools), default=0)
+
+    @property
+    def indicator(self) -> np.ndarray:
+        """The paper's M, bool ``[B, R]``: request b owns piece r (in the order of ``pieces``)."""
+        owners = np.array([piece.request for piece in self.pieces], dtype=int)
+        return owners[None] == np.arange(len(self.lengths))[:, None]
+
+    @property
+    def kv_true(self) -> int:
+        """Keys that somebody needs: the sum of the lengths of the requests that ask."""
+        return sum(length for length, q in zip(self.lengths, self.q_lens) if q)
+
+    @property
+    def kv_touched(self) -> int:
+        """Keys that are computed on, padding included."""
+        return sum(pool.width * len(pool.pieces) for pool in self.pools) + sum(self.lengths[b] for b in self.alone)
+
+    @property
+    def q_touched(self) -> int:
+        """Rows of queries that are computed on: copies and padding included."""
+        return sum(pool.queries * len(pool.pieces) for pool in self.pools) + sum(self.q_lens[b] for b in self.alone)
+
+    def describe(self) -> str:
+        """The plan in words, and why."""
+        lines = [f"{self.strategy}: {len(self.lengths)} requests, {self.kv_true} keys for {sum(self.q_lens)} queries"]
+        for pool in self.pools:
+            requests = len(pool.requests)
+            padding = 1 - sum(p.size for p in pool.pieces) / (pool.width * len(pool.pieces))
+            lines.append(f"  {len(pool.pieces)} pieces of {requests} request{'s' * (requests > 1)}, {pool.width} keys wide, "
+                         f"{padding:.0%} of them padding; {pool.queries} queries in each")
+        if self.alone:
+            lines.append(f"  {len(self.alone)} request{'s' * (len(self.alone) > 1)} read whole, where "
+                         f"{'they are' if len(self.alone) > 1 else 'it is'} ({_some(self.alone)})")
+        if self.kv_true:
+            lines.append(f"  keys touched: {self.kv_touched}, {self.kv_touched / self.kv_true:.2f} times those needed; "
+                         f"a padded batch would touch {max(self.lengths) * len(self.lengths)}")
+            lines.append(f"  queries touched: {self.q_touched}, {self.q_touched / sum(self.q_lens):.2f} times those given")
+        if self.seconds is not None:
+            lines.append(f"  predicted: {self.seconds * 1e6:.0f} us per layer")
+        if len(self.considered) > 1:
+            best, worst = min(self.considered.values()), max(self.considered.values())
+            lines.append(f"  {len(self.considered)} widths weighed, {min(self.considered)} to {max(self.considered)} keys: "
+                         f"{best * 1e6:.0f} to {worst * 1e6:.0f} us")
+        return "\n".join(lines)
+
+
+def plan(lengths: Sequence[int], q_lens: Sequence[int], strategy: str = "auto", *, costs: "Costs | None" = None,
+         width: int | None = None, max_len: int | None = None) -> Plan:
+    """Plan the attention of one step; all layers share it.
+
+    ``lengths [B]``: keys that each request attends, its in-flight tokens included. ``q_lens [B]``: its in-flight
+    tokens; 0 asks for nothing. Strategies:
+
+    - "per-request": everybody alone, no padding, no copies, one call each;
+    - "padded": one rectangle, as wide as the longest request and as high as the longest draft;
+    - "grouped": requests of equal length and equal draft share a rectangle;
+    - "decomposed": SPIN: pieces of one width, the cheapest under ``costs`` or ``width`` if given. Without either,
+      the width that touches the fewest keys among those with at most twice as many pieces as requests;
+    - "auto": the cheapest of all of them under ``costs``, where decomposition may leave out who is better off alone.
+      Without costs it is "per-request".
+
+    A request with more than ``LARGE`` queries stays alone except in "padded". Raises ValueError for lengths that
+    cannot be: none at all, more queries than keys, or more keys than ``max_len``.
+    """
+    _check(lengths, q_lens, strategy, width, max_len)
+    lengths, q_lens = tuple(map(int, lengths)), tuple(map(int, q_lens))
+    asking = [b for b, q in enumerate(q_lens) if q]
+    if strategy == "auto" and costs is None or not asking:
+        strategy = "per-request"
+    if strategy == "per-request":
+        return _priced(Plan(strategy, lengths, q_lens, (), tuple(asking)), costs)
+    if strategy == "padded":
+        pool = Pool(tuple(Piece(b, 0, lengths[b]) for b in asking), max(q_lens))
+        return _priced(Plan(strategy, lengths, q_lens, (pool,), ()), costs)
+    small = [b for b in asking if q_lens[b] <= LARGE]
+    large = tuple(b for b in asking if q_lens[b] > LARGE)
+    if not small:
+        return _priced(Plan(strategy, lengths, q_lens, (), large), costs)
+    if strategy == "grouped":
+        return _priced(_grouped(lengths, q_lens, small, large), costs)
+    if strategy == "decomposed":
+        return _decomposed(lengths, q_lens, small, large, costs, width)
+    best = _decomposed(lengths, q_lens, small, large, costs, width, may_stay=True)
+    if len(set(zip(lengths, q_lens))) < len(lengths):      # somebody has a twin, so there is a group
+        best = min(best, _priced(_grouped(lengths, q_lens, small, large), costs), key=lambda p: p.seconds)
+    return Plan("auto", lengths, q_lens, best.pools, best.alone, best.seconds, best.considered)
+
+
+def cut(request: int, length: int, width: int) -> list[Piece]:
+    """``length`` keys in ceil(length / width) pieces whose sizes differ by one at most.
+
+    Equal pieces instead of full ones and a rest: the row may then be narrower, and no piece is so small that a
+    query finds none of its keys in it.
+    """
+    count = -(-length // width)
+    return [Piece(request, i * length // count, (i + 1) * length // count) for i in range(count)]
+
+
+def _grouped(lengths, q_lens, small, large) -> Plan:
+    groups: dict[tuple[int, int], list[int]] = {}
+    for b in small:
+        groups.setdefault((lengths[b], q_lens[b]), []).append(b)
+    pools = tuple(Pool(tuple(Piece(b, 0, length) for b in members), q)
+                  for (length, q), members in groups.items() if len(members) > 1)
+    lonely = tuple(members[0] for members in groups.values() if len(members) == 1)
+    return Plan("grouped", lengths, q_lens, pools, large + lonely)
+
+
+def _decomposed(lengths, q_lens, small, large, costs, width, may_stay=False) -> Plan:
+    """Cut the ``small`` requests. With ``may_stay`` those that are cheaper alone stay alone."""
+    ls = np.array([lengths[b] for b in small])
+    rows = max(q_lens[b] for b in small)
+    widths = np.array([width]) if width else _candidates(ls)
+    counts = -(-ls // widths[:, None])                                             # [C, B] pieces of every request
+    wide = (-(-ls // counts)).max(1)                                               # [C] keys in the widest piece
+    considered: dict[int, float] = {}
+    staying = np.zeros(len(small), dtype=bool)
+    if costs is not None:
+        priced = costs.pool(counts, wide[:, None], rows)                           # [C, B] seconds, by request
+        member = np.ones_like(priced, dtype=bool)
+        rest = 0.0
+        if may_stay:
+            alone = costs.alone(ls, np.array([q_lens[b] for b in small]))          # [B]
+            member = priced < alone
+            rest = np.where(member, 0, alone).sum(1)
+        total = np.where(member, priced, 0).sum(1) + costs.calls(member.any(1), (member & (counts > 1)).any(1)) + rest
+        considered = dict(zip(wide.tolist(), total.tolist()))
+        best = int(total.argmin())
+        staying = ~member[best]
+        if may_stay and alone.sum() <= total[best]:
+            staying[:] = True
+    else:
+        touched = np.where(counts.sum(1) <= 2 * len(small), counts.sum(1) * wide, np.iinfo(np.int64).max)
+        best = int(touched.argmin())
+    # those in several pieces first: only they have to be merged
+    order = sorted((i for i in range(len(small)) if not staying[i]), key=lambda i: -counts[best, i])
+    pieces = [p for i in order for p in cut(small[i], lengths[small[i]], int(widths[best]))]
+    pools = (Pool(tuple(pieces), max(q_lens[p.request] for p in pieces)),) if pieces else ()
+    alone = large + tuple(b for b, stays in zip(small, staying) if stays)
+    return _priced(Plan("decomposed", lengths, q_lens, pools, alone, None, considered), costs)
+
+
+def _candidates(lengths: np.ndarray) -> np.ndarray:
+    """Widths worth weighing: between two of them some request would only get more padding.
+
+    The best width is one that cuts some request evenly: ceil(l / n).
+    """
+    longest = int(lengths.max())
+    n = np.arange(1, max(2, min(64, longest // NARROWEST)) + 1)
+    distinct = np.unique(lengths)
+    if len(distinct) > 8:       # a few of them say enough, and the search stays far below a millisecond
+        distinct = distinct[np.linspace(0, len(distinct) - 1, 8).astype(int)]
+    widths = np.unique(-(-distinct[:, None] // n))
+    return widths[widths >= min(NARROWEST, longest)]
+
+
+def _priced(made: Plan, costs: "Costs | None") -> Plan:
+    """``made`` with its predicted seconds."""
+    if costs is None:
+        return made
+    alone = list(made.alone)
+    seconds = float(costs.alone(np.array([made.lengths[b] for b in alone]), np.array([made.q_lens[b] for b in alone])).sum())
+    for pool in made.pools:
+        counts = np.unique([p.request for p in pool.pieces], return_counts=True)[1]
+        seconds += float(costs.pool(counts, pool.width, pool.queries).sum()) + float(costs.calls(True, counts.max() > 1))
+    return Plan(made.strategy, made.lengths, made.q_lens, made.pools, made.alone, seconds, made.considered)
+
+
+def _check(lengths, q_lens, strategy, width, max_len) -> None:
+    if strategy not in STRATEGIES:
+        raise ValueError(f"unknown verification strategy {strategy!r}; known: {', '.join(STRATEGIES)}")
+    if not len(lengths):
+        raise ValueError("plan: no requests")
+    if len(lengths) != len(q_lens):
+        raise ValueError(f"plan: {len(lengths)} lengths but {len(q_lens)} q_lens")
+    if width is not None and width < 1:
+        raise ValueError(f"plan: the width must be at least 1, got {width}")
+    for b, (length, q) in enumerate(zip(lengths, q_lens)):
+        if not 0 <= q <= length:
+            raise ValueError(f"plan: request {b} has {q} queries among {length} keys; its in-flight tokens count as keys")
+        if max_len is not None and length > max_len:
+            raise ValueError(f"plan: request {b} attends {length} keys, but the cache holds {max_len}")
+
+
+def _some(numbers: Sequence[int], most: int = 8) -> str:
+    return ", ".join(map(str, numbers[:most])) + (", ..." if len(numbers) > most else "")

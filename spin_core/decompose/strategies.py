@@ -1,0 +1,48 @@
+"""One name, one way to attend: what a model runner asks for the attention of every step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from spin_core.decompose.attend import TorchStep, Workspace
+from spin_core.decompose.costs import Costs, measured
+from spin_core.decompose.layout import Heads
+from spin_core.decompose.plan import LARGE, STRATEGIES, Plan, plan
+
+if TYPE_CHECKING:
+    from spin_core.runtime.batch import RaggedBatch
+    from spin_core.runtime.cache import SlotCache
+
+
+class Attention:
+    """Plans and runs the attention over one cache by the strategy of that name (see :func:`plan`).
+
+    All strategies give the same result up to the rounding of sums. Costs are measured when the first batch comes
+    for which they matter. Raises ValueError for a name that is not known.
+    """
+
+    def __init__(self, strategy: str, num_heads: int, cache: "SlotCache") -> None:
+        if strategy not in STRATEGIES:
+            raise ValueError(f"unknown verification strategy {strategy!r}; known: {', '.join(STRATEGIES)}")
+        self.strategy, self.cache = strategy, cache
+        kv = cache.k[0].shape[1]
+        self.heads = Heads(kv, num_heads // kv)
+        self.workspace = Workspace()
+
+    def plan(self, lengths: list[int], q_lens: list[int]) -> Plan:
+        """The plan for one step: ``lengths`` are keys per request, in-flight tokens included."""
+        matters = sum(0 < q <= LARGE for q in q_lens) > (self.strategy == "auto")   # alone or pooled: a single request
+        weigh = matters and self.strategy in ("auto", "decomposed")                 # is best off alone
+        return plan(lengths, q_lens, self.strategy, costs=self.costs() if weigh else None, max_len=self.cache.max_len)
+
+    def costs(self) -> Costs:
+        """What this device charges."""
+        k = self.cache.k[0]
+        return measured(k.device, k.dtype, self.heads.kv, self.heads.group, k.shape[3], torch.get_num_threads())
+
+    def step(self, batch: "RaggedBatch") -> TorchStep:
+        """The attention of one step over ``batch``, shared by all layers."""
+        made = self.plan([p + c for p, c in zip(batch.prefix, batch.counts)], batch.counts)
+        return TorchStep(made, batch, self.cache, self.heads, self.workspace)
