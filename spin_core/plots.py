@@ -21,6 +21,9 @@ from matplotlib.ticker import MaxNLocator
 
 from spin_core import theory as formulas
 
+Counts = tuple[Sequence[int], Sequence[int]]
+"""How often place 1, 2, ... of a draft was looked at, and accepted: :func:`spin_core.theory.position_counts`."""
+
 if TYPE_CHECKING:
     from spin_core.lessons.steps import Step
 
@@ -316,13 +319,14 @@ SERIES_LAW = [("#444444", "o"), (GREEN, "D"), (RED, "X")]
 
 
 @_styled
-def expected_tokens(gammas: Sequence[int], measured: Sequence[float], errors: Sequence[float], *, alpha: float,
-                    by_position: Sequence[float]) -> Figure:
+def expected_tokens(gammas: Sequence[int], measured: Sequence[float], errors: Sequence[float],
+                    counts: Counts) -> Figure:
     """Tokens per target pass by gamma: measured, the formula with one alpha, and with an alpha for every place.
 
-    ``errors`` are half-widths. ``by_position`` holds the acceptance of place 1, 2, ... given that all before were
-    accepted, for as many places as the largest gamma.
+    ``errors`` are half-widths. ``counts`` are how often place 1, 2, ... was looked at and accepted, for as many places
+    as the largest gamma; both formulas take their alphas from there.
     """
+    alpha, by_position = formulas.one_rate(*counts) or 0.0, formulas.rates(*counts)
     figure = Figure(figsize=(WIDTH, 3.9), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[1.35, 1])
     grid = np.arange(max(gammas) + 1)
@@ -340,45 +344,37 @@ def expected_tokens(gammas: Sequence[int], measured: Sequence[float], errors: Se
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
     left.legend(loc="upper left")
     left.set_title("Expected tokens: formula and measurement")
-    _positions(right, {"": by_position}, None, {"": alpha}, [BLUE], legend=False)
+    _positions(right, {"": counts}, [BLUE])
     right.set_title("α by place in the draft")
     return figure
 
 
-def _positions(ax: Axes, curves: Mapping[str, Sequence[float | None]],
-               intervals: Mapping[str, tuple[Sequence[float], Sequence[float]]] | None,
-               overall: Mapping[str, float], colours: Sequence[str] | None = None, legend: bool = True) -> None:
-    longest = max(map(len, curves.values()))
-    shifts = np.linspace(-0.1, 0.1, len(curves)) if len(curves) > 1 else [0]
-    for i, (name, rates) in enumerate(curves.items()):
+def _positions(ax: Axes, counts: Mapping[str, Counts], colours: Sequence[str] | None = None) -> None:
+    longest = max(len(tested) for tested, _ in counts.values())
+    shifts = np.linspace(-0.08, 0.08, len(counts)) if len(counts) > 1 else [0]
+    for i, (name, (tested, accepted)) in enumerate(counts.items()):
         colour, marker = SERIES[i % len(SERIES)]
         colour = colours[i] if colours else colour
-        x = np.arange(1, len(rates) + 1) + shifts[i]
-        y = np.array([np.nan if r is None else r for r in rates], float)
+        seen = np.flatnonzero(tested)
+        x, y = seen + 1 + shifts[i], np.array(formulas.rates(tested, accepted), float)[seen]
+        low, high = formulas.proportion_interval(np.asarray(accepted)[seen], np.asarray(tested)[seen])
+        ax.vlines(x, low, high, color=_tint(colour, 0.55), linewidth=1.4)
         ax.plot(x, y, marker=marker, color=colour, markeredgecolor="white", label=name)
-        if intervals:
-            low, high = (np.asarray(v, float) for v in intervals[name])
-            seen = ~np.isnan(y)
-            ax.vlines(x[seen], low[seen], high[seen], color=colour, linewidth=1.3, alpha=0.7)
-        if np.isfinite(overall.get(name, np.nan)):
-            ax.axhline(overall[name], color=colour, linestyle="--", linewidth=1.1, alpha=0.8)
-    ax.set(xlabel="place in the draft", ylabel="accepted, if looked at", ylim=(0, 1), xlim=(0.6, longest + 0.4))
+        if (overall := formulas.one_rate(tested, accepted)) is not None:
+            ax.axhline(overall, color=colour, linestyle="--", linewidth=1.1, alpha=0.8)
+    ax.set(xlabel="place in the draft", ylabel="accepted, if looked at", ylim=(0, 1.02), xlim=(0.6, longest + 0.4))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if legend:
-        ax.legend(loc="best")
 
 
 @_styled
-def acceptance_by_position(rates: Mapping[str, Sequence[float | None]],
-                           intervals: Mapping[str, tuple[Sequence[float], Sequence[float]]],
-                           overall: Mapping[str, float], *, title: str = "Acceptance by place in the draft") -> Figure:
-    """Per curve the acceptance at place 1, 2, ... given that the place was looked at; None where none was.
+def acceptance_by_position(counts: Mapping[str, Counts], *, title: str = "Acceptance by place in the draft") -> Figure:
+    """Per curve the acceptance at place 1, 2, ... among the tokens that were looked at, with 95 % intervals.
 
-    ``intervals`` are (low, high) per curve, ``overall`` one alpha for all places (dashed).
+    ``counts`` are (tested, accepted) by place, per curve. Dashed: all places of a curve together.
     """
     figure = Figure(figsize=(WIDTH, 3.7), layout="constrained")
     ax = figure.subplots()
-    _positions(ax, rates, intervals, overall, legend=False)
+    _positions(ax, counts)
     ax.set_title(title)
     figure.legend(*ax.get_legend_handles_labels(), loc="outside right upper", title="dashed: all places", title_fontsize=9)
     return figure
@@ -421,29 +417,27 @@ def acceptance_by_request(values: Mapping[str, Sequence[float]], groups: Sequenc
 
 
 @_styled
-def speed(gammas: Sequence[int], goodput: Sequence[float], spread: tuple[Sequence[float], Sequence[float]],
-          curves: Mapping[str, Sequence[float]], phases: Mapping[str, Sequence[float]], *, gamma_name: str = "γ") -> Figure:
-    """Goodput by gamma (0 = plain decoding) against theory, and where the time of a step goes.
+def speed(gammas: Sequence[int], measured: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[float]]],
+          curves: Mapping[str, Sequence[float]], phases: Mapping[str, Sequence[float]]) -> Figure:
+    """Goodput by gamma against theory, and where the time of a step goes.
 
-    ``goodput`` in tokens/s with ``spread`` (low, high); ``curves`` are theories at the same gammas; ``phases`` name
-    -> milliseconds per step.
+    ``gammas`` begin with 0, plain decoding. ``measured`` are (tokens per second, low, high) per drafter; ``curves``
+    and ``phases`` (milliseconds per step) are those of the first drafter.
     """
     figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[1.35, 1])
-    x = np.arange(len(gammas))
-    low, high = spread
-    for (name, values), (dash, shade) in zip(curves.items(), (("--", 0.6), ("-", 1.0), (":", 0.8))):
+    x, plain = np.arange(len(gammas)), next(iter(measured.values()))[0][0]
+    for (name, values), (dash, shade) in zip(curves.items(), (("--", 0.6), ("-", 1.0))):
         left.plot(x, values, dash, color=_tint(BLUE, shade), label=name)
-    left.errorbar(x, goodput, [np.subtract(goodput, low), np.subtract(high, goodput)], fmt="o", color=GREEN,
-                  capsize=3, elinewidth=1.3, markeredgecolor="white", zorder=5, label="measured (bars: quartiles)")
-    left.axhline(goodput[0], color=GREY, linewidth=1, linestyle=":")
-    best = int(np.argmax(goodput))
-    if best:
-        left.annotate(f"{goodput[best] / goodput[0]:.2f}× plain", (best, goodput[best]), (0, -20),
-                      textcoords="offset points", ha="center", weight="bold", color=GREEN)
-    top = max([*high, *(max(v) for v in curves.values())])
-    left.set(xlabel=f"{gamma_name}, drafted tokens per step (0: plain decoding)", ylabel="tokens per second",
-             ylim=(0, top * 1.38))
+    left.axhline(plain, color=GREY, linewidth=1, linestyle=":")
+    left.text(x[-1] + 0.35, plain * 0.985, "plain decoding", color="#555555", size=9, va="top", ha="right")
+    for (name, (values, low, high)), (colour, marker), shift in zip(measured.items(), SERIES[::2], (-0.06, 0.06)):
+        best = int(np.argmax(values))
+        gain = f": at best {values[best] / plain:.2f}× plain, γ = {gammas[best]}" if best else ": never faster than plain"
+        left.errorbar(x + shift, values, [np.subtract(values, low), np.subtract(high, values)], fmt=marker, color=colour,
+                      capsize=3, elinewidth=1.2, markeredgecolor="white", zorder=5, label=name + gain)
+    top = max([max(high) for _, _, high in measured.values()] + [max(v) for v in curves.values()])
+    left.set(xlabel="γ, drafted tokens per step (0: plain decoding)", ylabel="tokens per second", ylim=(0, top * 1.5))
     left.set_xticks(x, gammas)
     left.legend(loc="upper left")
     left.set_title("Goodput on this machine")
@@ -452,10 +446,10 @@ def speed(gammas: Sequence[int], goodput: Sequence[float], spread: tuple[Sequenc
         right.bar(x, values, bottom=base, color=colour, width=0.7, label=name)
         base += np.asarray(values, float)
     right.set_xticks(x, gammas)
-    right.set(xlabel=gamma_name, ylabel="milliseconds per step", ylim=(0, base.max() * 1.42))
+    right.set(xlabel="γ", ylabel="milliseconds per step", ylim=(0, base.max() * 1.45))
     right.grid(axis="x", visible=False)
     right.legend(loc="upper left", reverse=True)
-    right.set_title("Where the time goes")
+    right.set_title(f"Where a step's time goes, {next(iter(measured))}")
     return figure
 
 

@@ -29,14 +29,15 @@ def expected_tokens(alpha, gamma):
     return np.where(alpha == 1, gamma + 1, (1 - alpha ** (gamma + 1)) / miss)[()]
 
 
-def expected_tokens_by_position(alphas: Sequence[float], gamma: int) -> float:
+def expected_tokens_by_position(alphas: Sequence[float | None], gamma: int) -> float:
     """The same when acceptance depends on the place in the draft: 1 + alphas[0] + alphas[0] alphas[1] + ...
 
-    ``alphas[j]`` is the acceptance of drafted token j given that all before it were accepted; at least ``gamma``.
+    ``alphas[j]`` is the acceptance of drafted token j given that all before it were accepted; at least ``gamma`` of
+    them. None, of a place that was never reached, counts as 0.
     """
     if len(alphas) < gamma:
         raise ValueError(f"expected_tokens_by_position: gamma {gamma} needs as many alphas, got {len(alphas)}")
-    return float(1 + np.cumprod(np.asarray(alphas[:gamma], float)).sum())
+    return float(1 + np.cumprod([a or 0.0 for a in alphas[:gamma]]).sum())
 
 
 def speed_up(alpha, gamma, cost):
@@ -69,11 +70,14 @@ def position_counts(steps: Iterable["Event"], gamma: int) -> tuple[np.ndarray, n
     return tested, accepted
 
 
-def acceptance(steps: Iterable["Event"]) -> float:
-    """One alpha for all places: accepted / looked-at drafted tokens. NaN where nothing was drafted."""
-    steps = list(steps)
-    tested, accepted = position_counts(steps, max((len(s.drafted) for s in steps), default=0))
-    return float(accepted.sum() / tested.sum()) if tested.sum() else float("nan")
+def rates(tested: Sequence[int], accepted: Sequence[int]) -> list[float | None]:
+    """alpha of every place: accepted / tested, None where nothing was tested."""
+    return [float(a / t) if t else None for t, a in zip(tested, accepted)]
+
+
+def one_rate(tested: Sequence[int], accepted: Sequence[int]) -> float | None:
+    """One alpha for all places together; None where nothing was tested."""
+    return rates([sum(tested)], [sum(accepted)])[0]
 
 
 def proportion_interval(hits, trials, z: float = 1.96):

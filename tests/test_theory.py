@@ -59,6 +59,7 @@ def test_nonsense_is_refused(alpha, gamma):
 def test_expected_tokens_by_position_needs_an_alpha_for_every_place():
     with pytest.raises(ValueError, match="gamma 3 needs"):
         theory.expected_tokens_by_position([0.5, 0.5], 3)
+    assert theory.expected_tokens_by_position([0.5, 0.4, None], 3) == 1 + 0.5 + 0.2
 
 
 def test_position_counts_look_at_the_accepted_and_the_rejected_only():
@@ -73,8 +74,9 @@ def test_position_counts_look_at_the_accepted_and_the_rejected_only():
     tested, accepted = theory.position_counts(steps, 3)
     assert tested.tolist() == [5, 3, 2]
     assert accepted.tolist() == [4, 3, 1]
-    assert theory.acceptance(steps) == 8 / 10
-    assert np.isnan(theory.acceptance([step(0, 0)]))
+    assert theory.rates([4, 0], [1, 0]) == [0.25, None]
+    assert theory.one_rate(tested, accepted) == 8 / 10
+    assert theory.one_rate([0, 0], [0, 0]) is None
 
 
 def test_proportion_interval_covers_the_truth_about_95_times_in_100():

@@ -14,16 +14,19 @@ from spin_core.engine import Engine
 from spin_core.request import Request, SamplingParams
 
 
-class ArgmaxInDisguise(ModelDrafter):
-    """A BIASED drafter, for comparison: drafts its most likely token, but reports the law q it did not draw from.
+def disguise(drafter: ModelDrafter) -> None:
+    """Make ``drafter`` BIASED, as a counter-example: it drafts its likeliest token, but goes on reporting all of q.
 
-    The verifier then believes that the token came up with probability q(x) when it always comes up, and lets it pass
-    too often. Honest would be a one-hot law.
+    The verifier then believes that the token came up with probability q(x) when it always comes up, and emits it too
+    often. Honest would be a one-hot law.
     """
+    draw = drafter._draw
 
-    def _draw(self, requests: list[Request], logits: Tensor, step: int) -> tuple[Tensor, Tensor | None]:
-        columns, q = super()._draw(requests, logits, step)
+    def biased(requests: list[Request], logits: Tensor, step: int) -> tuple[Tensor, Tensor | None]:
+        columns, q = draw(requests, logits, step)
         return (columns if q is None else q.argmax(-1)), q
+
+    drafter._draw = biased
 
 
 def joint_law(family, prompt_ids: list[int], params: SamplingParams, length: int) -> dict[tuple[int, ...], float]:

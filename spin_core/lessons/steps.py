@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from spin_core.randomness import ACCEPT, uniform
-from spin_core.request import Request
+from spin_core.request import Request, SamplingParams
 from spin_core.trace import Event
 
 FATES = ("accepted", "rejected", "replacement", "bonus", "unseen")
@@ -49,6 +49,12 @@ class Step:
     def accepted(self) -> int:
         return self.fates.count("accepted")
 
+    @property
+    def emitted(self) -> list[tuple[str, str]]:
+        """The texts that became part of the answer, each with its fate."""
+        own = [(self.own, self.own_fate)] if self.own is not None else []
+        return [(t, "accepted") for t in self.drafted[:self.accepted]] + own
+
 
 def read_steps(request: Request, events: Iterable[Event], decode: Callable[[list[int]], str], *,
                top: int = 7) -> list[Step]:
@@ -66,12 +72,12 @@ def read_steps(request: Request, events: Iterable[Event], decode: Callable[[list
         if own is not None:
             step.own, step.own_fate = decode([own]), "replacement" if rejected else "bonus"
         if event.laws is not None:
-            step.places = [_place(event, j, request.params, decode, top) for j in range(drafted + 1)]
+            step.places = [_place(event, j, step.fates, request.params, decode, top) for j in range(drafted + 1)]
         steps.append(step)
     return steps
 
 
-def _place(event: Event, j: int, params, decode, top: int) -> Place:
+def _place(event: Event, j: int, fates: list[str], params: SamplingParams, decode, top: int) -> Place:
     """Place ``j`` of a step; the one behind the draft is the bonus place."""
     p = event.laws["p"][j].double()
     has_draft = j < len(event.drafted)
@@ -87,7 +93,7 @@ def _place(event: Event, j: int, params, decode, top: int) -> Place:
         return [*law[index].tolist(), max(0.0, float(law.sum() - law[index].sum()))]
 
     u = None
-    if has_draft and not params.greedy and j <= event.accepted:
+    if has_draft and not params.greedy and fates[j] != "unseen":
         u = float(uniform(torch.tensor([params.seed]), torch.tensor([event.context + j]), ACCEPT))
     return Place([*(decode([t]) for t in shown), "all others"], column(p), column(q) if has_draft else [],
                  column(residual), None if drafted is None else shown.index(drafted),
