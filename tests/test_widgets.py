@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from ipywidgets import Button, Dropdown, FloatSlider, IntSlider
+from test_plots import ACCEPTING, CUT, PLAIN, REJECTING
 
 from spin_core import plots, widgets
 from spin_core.lessons.steps import Step
-from tests.test_plots import ACCEPTING, CUT, PLAIN, REJECTING
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import tiny
 import torch
 
 from spin_core.engine import Engine
 from spin_core.lessons import disguise, joint_law, law_test
 from spin_core.request import SamplingParams
-from tests import tiny
 
 PARAMS = SamplingParams(temperature=1.0, top_k=3, max_new_tokens=3, stop_ids=())
 PROMPT = [5, 9, 20]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import tiny
 
 from spin_core.engine import Engine
 from spin_core.lessons import read_steps
 from spin_core.lessons.steps import FATES
 from spin_core.request import SamplingParams
 from spin_core.trace import Event
-from tests import tiny
 
 PROMPT = [5, 9, 20]
 
