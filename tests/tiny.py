@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from spin_core.engine import Engine
 from spin_core.request import Request
 
 VOCAB = 41
@@ -119,3 +120,50 @@ def assert_greedy(model: LlamaForCausalLM, request: Request, *, vocab_size: int 
     assert not any(token in stop_ids for token in output[:-1]), "it ran on behind a stop token"
     if not (output and output[-1] in stop_ids):
         assert len(output) == min(request.params.max_new_tokens, max_len - len(request.prompt_ids))
+
+
+def assert_sound(engine: Engine, requests: list[Request]) -> None:
+    """The trace of an idle engine that served exactly ``requests`` tells one consistent story within every limit.
+
+    Memory: what the running requests may come to hold never exceeds ``kv_tokens``. Rule 8: no draft runs past
+    max_new_tokens, the target's context, or the drafter's own.
+    """
+    by_id = {r.id: r for r in requests}
+    texts: dict[int, list[int]] = {r.id: [] for r in requests}
+    reserved: dict[int, int] = {}
+    ended: set[int] = set()
+    for event in engine.trace.events:
+        request = by_id[event.request]
+        assert event.request not in ended, "nothing happens to a request after its end"
+        if event.kind == "admit":
+            reserved[request.id] = min(len(request.prompt_ids) + request.params.max_new_tokens, engine.max_len)
+            assert sum(reserved.values()) <= engine.kv_tokens and len(reserved) <= engine.max_batch
+        elif event.kind == "finish":
+            ended.add(event.request)
+            reserved.pop(event.request, None)
+            assert event.reason == request.finish_reason.value
+        elif event.kind == "step":
+            text, drafted, emitted = texts[request.id], event.drafted, event.emitted
+            assert event.context == len(request.prompt_ids) + len(text)
+            assert event.context + len(drafted) <= reserved[request.id]
+            assert not drafted or len(drafted) <= request.params.max_new_tokens - len(text) - 1
+            if drafted and event.drafter in engine.family.drafters:
+                assert event.context + len(drafted) <= engine.family.drafters[event.drafter].max_context
+            assert event.accepted <= len(emitted) <= event.accepted + 1
+            assert emitted[:event.accepted] == drafted[:event.accepted]
+            if len(emitted) > event.accepted < len(drafted):
+                assert emitted[-1] != drafted[event.accepted], "a rejected token came back"
+            text += emitted
+    assert ended == set(by_id)
+    for request in requests:
+        assert texts[request.id] == request.output_ids
+    assert_idle(engine)
+
+
+def assert_idle(engine: Engine) -> None:
+    """Nothing of any request is left in the engine but its events."""
+    assert not engine.queue and not engine.running
+    assert sorted(engine.free_slots) == list(range(engine.max_batch))
+    assert not any(engine.target.cache.lengths)
+    for drafter in engine.drafters.values():
+        assert not any(drafter.runner.cache.lengths) if hasattr(drafter, "runner") else not getattr(drafter, "index", 0)

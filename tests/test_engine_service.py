@@ -1,0 +1,439 @@
+"""The engine as a service: queue and memory, arrivals and cancellations, streams, stop strings, and what goes wrong."""
+
+from __future__ import annotations
+
+import gc
+import random
+import weakref
+
+import pytest
+import tiny
+import torch
+import transformers
+from hypothesis import given, settings, strategies as st
+
+from spin_core.engine import Engine
+from spin_core.request import FinishReason, SamplingParams
+
+GREEDY = SamplingParams(max_new_tokens=16, stop_ids=())
+
+
+def plain(prompt: list[int], count: int = 16) -> list[int]:
+    """Greedy text of the common target."""
+    ids = list(prompt)
+    for _ in range(count):
+        ids.append(int(tiny.logits(tiny.family().target, ids)[-1].argmax()))
+    return ids[len(prompt):]
+
+
+def drain(engine: Engine) -> None:
+    while engine.queue or engine.running:
+        engine.step()
+
+
+# ---- queue and memory
+
+@pytest.mark.parametrize("limits, together", [(dict(max_batch=3), 3), (dict(max_batch=5, kv_tokens=40), 2),
+                                              (dict(max_batch=5, kv_tokens=96), 5), (dict(max_batch=1), 1)])
+def test_who_does_not_fit_waits_in_the_order_of_arrival(limits, together):
+    engine = Engine(tiny.family(), "near", 3, **limits)
+    requests = [engine.submit([i, 4], GREEDY) for i in range(11)]       # each may come to hold 18 tokens
+    most = 0
+    while engine.queue or engine.running:
+        most = max(most, len({e.request for e in engine.step()}))
+    assert most == together
+    admitted = [e.request for e in engine.trace.events if e.kind == "admit"]
+    assert admitted == [r.id for r in requests]
+    assert all(r.output_ids == plain(r.prompt_ids) for r in requests)
+    tiny.assert_sound(engine, requests)
+
+
+def test_a_large_request_at_the_head_is_not_overtaken_for_ever():
+    engine = Engine(tiny.family(), "near", 3, max_batch=4, kv_tokens=40)
+    requests = [engine.submit([i, 4], p) for i, p in enumerate([GREEDY, GREEDY.with_(max_new_tokens=38), GREEDY])]
+    drain(engine)
+    assert [e.request for e in engine.trace.events if e.kind == "admit"] == [r.id for r in requests]
+    tiny.assert_sound(engine, requests)
+
+
+def test_what_can_never_fit_fails_at_once_and_says_why():
+    engine = Engine(tiny.family(), "near", 3, kv_tokens=40)
+    request = engine.submit([1, 2], GREEDY.with_(max_new_tokens=39))
+    assert request.finish_reason is FinishReason.ERROR and "41 tokens, more than kv_tokens = 40" in request.error
+    tiny.assert_sound(engine, [request])
+
+
+def test_requests_may_arrive_while_others_run():
+    engine, requests = Engine(tiny.family(), "near", 3, max_batch=3, prefill_chunk=4), []
+    for i in range(12):
+        requests.append(engine.submit([i, 4, i, 5, 6, 7], GREEDY, drafter=tiny.DRAFTERS[i % 7]))
+        engine.step()
+    drain(engine)
+    assert all(r.output_ids == plain(r.prompt_ids) for r in requests)
+    tiny.assert_sound(engine, requests)
+
+
+def test_an_engine_without_work_does_nothing():
+    engine = Engine(tiny.family(), "near")
+    assert engine.step() == [] and engine.generate([]) == [] and list(engine.stream([])) == []
+    assert engine.trace.events == []
+
+
+# ---- cancelling
+
+def test_cancelling_at_every_stage():
+    engine = Engine(tiny.family(), "near", 3, max_batch=1)
+    finished, = engine.generate([[9, 9]], GREEDY)
+    running, queued, last = (engine.submit([i, 4], GREEDY) for i in range(3))
+    engine.step()
+    engine.step()
+    engine.cancel(queued)
+    assert queued.finish_reason is FinishReason.CANCELLED and queued.output_ids == [] and queued.text == ""
+    so_far = list(running.output_ids)
+    engine.cancel(running)
+    assert running.finish_reason is FinishReason.CANCELLED and running.output_ids == so_far
+    assert 0 < len(so_far) < 16 and so_far == plain([0, 4])[:len(so_far)]
+    assert running.text == engine.family.decode(so_far)
+    engine.cancel(finished)
+    engine.cancel(running)
+    assert finished.finish_reason is FinishReason.LENGTH and finished.output_ids == plain([9, 9])
+    drain(engine)                                   # the slot went to the next one
+    assert last.output_ids == plain([2, 4])
+    assert not any(e.request == queued.id for e in engine.trace.events if e.kind == "admit")
+    tiny.assert_sound(engine, [finished, running, queued, last])
+
+
+# ---- streams
+
+def test_a_stream_tells_everything_in_order():
+    engine = Engine(tiny.family(), "near", 3, max_batch=2)
+    texts, ended, events = {}, set(), []
+    for event in engine.stream([[i, 4] for i in range(5)], GREEDY):
+        events.append(event)
+        assert event.request not in ended, "the last tokens of a request come before its end"
+        if event.kind == "submit":
+            texts[event.request] = []
+        if event.kind == "finish":
+            ended.add(event.request)
+        texts[event.request] += event.emitted
+    assert list(texts.values()) == [plain([i, 4]) for i in range(5)] and ended == set(texts)
+    assert events == engine.trace.events
+
+
+def test_events_come_as_they_happen():
+    engine = Engine(tiny.family(), "none", max_batch=2)
+    first = next(e for e in engine.stream([[1, 4]], GREEDY) if e.emitted)
+    assert first.emitted == plain([1, 4])[:1] and engine._step == 1
+
+
+@pytest.mark.parametrize("how", ["break", "raise"])
+def test_a_consumer_that_stops_listening_ends_its_requests_and_no_others(how):
+    engine = Engine(tiny.family(), "near", 3, max_batch=2)
+    other = engine.submit([9, 9], GREEDY)
+    try:
+        for event in engine.stream([[i, 4] for i in range(5)], GREEDY):
+            if event.emitted and event.request != other.id:
+                if how == "raise":
+                    raise RuntimeError("the picture could not be drawn")
+                break
+    except RuntimeError:
+        pass
+    gc.collect()                                    # the generator is closed when nobody holds it
+    assert len(engine.queue) + len(engine.running) == (not other.finished)
+    drain(engine)
+    assert other.output_ids == plain([9, 9])
+    assert engine.generate([[7, 7]], GREEDY)[0].output_ids == plain([7, 7])
+    tiny.assert_idle(engine)
+
+
+def test_two_streams_share_an_engine():
+    engine = Engine(tiny.family(), "near", 3, max_batch=3)
+    one, two = (engine.stream([[i, 4], [i, 5]], GREEDY) for i in (1, 2))
+    seen = [[], []]
+    for pair in zip(one, two):
+        for events, event in zip(seen, pair):
+            events.append(event)
+    for events, stream in zip(seen, (one, two)):
+        events.extend(stream)
+    texts = {}
+    for event in seen[0] + [e for e in seen[1] if all(e is not s for s in seen[0])]:
+        texts.setdefault(event.request, []).extend(event.emitted)
+    assert sorted(texts.values()) == sorted(plain([i, j]) for i in (1, 2) for j in (4, 5))
+    tiny.assert_idle(engine)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_an_interrupted_generate_leaves_a_usable_engine(error, monkeypatch):
+    engine = Engine(tiny.family(), "near", 3, max_batch=2)
+    forward, calls = engine.target.forward, []
+
+    def interrupted(*args):
+        calls.append(args)
+        if len(calls) == 3:
+            raise error
+        return forward(*args)
+
+    monkeypatch.setattr(engine.target, "forward", interrupted)
+    with pytest.raises(error):
+        engine.generate([[i, 4] for i in range(5)], GREEDY)
+    tiny.assert_idle(engine)
+    assert engine.generate([[7, 7]], GREEDY)[0].output_ids == plain([7, 7])
+
+
+# ---- stop strings
+
+@settings(max_examples=40, deadline=None)
+@given(prompt=st.lists(st.integers(0, tiny.VOCAB - 1), min_size=1, max_size=6), at=st.integers(0, 16),
+       length=st.integers(1, 4), gamma=st.sampled_from([0, 3, 7]), decoy=st.booleans())
+def test_the_text_ends_before_the_first_stop_string(prompt, at, length, gamma, decoy):
+    """The string may begin in the middle of one token and end in the middle of another."""
+    family = tiny.family()
+    output = plain(prompt)
+    text = family.decode(output)
+    stop = text[at:at + length]
+    stops = (text[at + 1:at + 3] or stop, stop) if decoy else (stop,)
+    engine = Engine(family, "near", gamma)
+    request, = engine.generate([prompt], GREEDY.with_(stop=stops))
+    assert request.finish_reason is FinishReason.STOP
+    needed = next(n for n in range(17) if any(s in family.decode(output[:n]) for s in stops))
+    assert request.output_ids == output[:needed], "it ends with the token that completes a stop string"
+    heard = family.decode(output[:needed])
+    assert request.text == heard[:min(heard.find(s) for s in stops if s in heard)]
+    assert not any(s in request.text for s in stops)
+    tiny.assert_sound(engine, [request])
+
+
+def test_a_stop_string_at_the_very_beginning_leaves_no_text():
+    text = tiny.family().decode(plain([1, 4]))
+    request, = Engine(tiny.family(), "near", 3).generate([[1, 4]], GREEDY.with_(stop=text[:2]))
+    assert request.text == "" and request.output_ids and request.finish_reason is FinishReason.STOP
+
+
+def test_a_stop_token_that_completes_a_stop_string_cuts_the_text_too():
+    output = plain([1, 4])
+    stop, text = output[5], tiny.family().decode(output[:output.index(output[5]) + 1])
+    request, = Engine(tiny.family(), "near", 3).generate([[1, 4]], GREEDY.with_(stop_ids=(stop,), stop=text[-2:]))
+    assert request.finish_reason is FinishReason.STOP
+    assert request.text == text[:text.find(text[-2:])]
+
+
+def test_a_stop_string_of_one_request_is_text_for_another():
+    output = tiny.family().decode(plain([1, 4]))
+    stopped, free = Engine(tiny.family(), "near", 3).generate(
+        [[1, 4]] * 2, [GREEDY.with_(stop=output[3:5]), GREEDY])
+    assert stopped.text == output[:output.find(output[3:5])] and free.text == output
+
+
+# ---- prompts and arguments that cannot be served (rule 9)
+
+@pytest.mark.parametrize("prompt, reason", [
+    ([], "the prompt is empty"), ("", "the prompt is empty"), ([5] * 24, "has 24 tokens; max_len 24"),
+    ([5] * 500, "has 500 tokens"), ([5, tiny.VOCAB], f"token id {tiny.VOCAB}"), ([-1], "token id -1"),
+    ([1.5], "float"), (["a"], "str"), (None, "NoneType"), ("a~", "not in list"), ([[1]], "list")])
+def test_a_bad_prompt_fails_alone(prompt, reason):
+    engine = Engine(tiny.family(), "near", 3, max_len=24)
+    good, bad, after = engine.generate([[1, 4], prompt, [2, 4]], GREEDY)
+    assert bad.finish_reason is FinishReason.ERROR and reason in bad.error and bad.output_ids == []
+    assert good.output_ids == plain([1, 4]) and after.output_ids == plain([2, 4]) and good.error is None
+    assert [e.kind for e in engine.trace.events if e.request == bad.id] == ["submit", "finish"]
+    tiny.assert_sound(engine, [good, bad, after])
+
+
+def test_text_is_encoded_and_integers_of_any_kind_are_ids():
+    engine = Engine(tiny.family(), "near", 3)
+    text, numbers = engine.generate(["be", torch.tensor([1, 4]).numpy().tolist()], GREEDY)
+    assert text.prompt_ids == numbers.prompt_ids == [1, 4] and text.text == numbers.text
+
+
+@pytest.mark.parametrize("name, value", [("gamma", -1), ("max_batch", 0), ("max_len", 1), ("max_len", 0),
+                                         ("kv_tokens", 0), ("kv_tokens", 1), ("prefill_chunk", 0)])
+def test_impossible_limits_are_refused_and_named(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be at least"):
+        Engine(tiny.family(), **{"drafter": "none", name: value})
+
+
+def test_unknown_drafters_list_the_known_ones():
+    with pytest.raises(ValueError, match="unknown drafter 'nera'; known: near, subset, other, same, short, ngram, none"):
+        Engine(tiny.family(), "nera")
+    engine = Engine(tiny.family(), "near")
+    with pytest.raises(ValueError, match="unknown drafter 'x'"):
+        engine.submit([1], drafter="x")
+    with pytest.raises(ValueError, match="gamma"):
+        engine.submit([1], gamma=-1)
+    with pytest.raises(ValueError, match="2 prompts but 1 sampling parameters"):
+        engine.generate([[1], [2]], [GREEDY])
+    tiny.assert_idle(engine)
+    assert engine.trace.events == []
+
+
+def test_the_familys_first_drafter_is_the_default_and_ngram_where_it_has_none():
+    assert Engine(tiny.family()).drafter == "near"
+    assert Engine(tiny.TinyFamily(tiny.family().target, {})).drafter == "ngram"
+
+
+# ---- NaN (rule 5)
+
+def poisoned(token: int) -> tiny.TinyFamily:
+    """The common family with a target in which everything behind ``token`` is NaN."""
+    family = tiny.family()
+    target = tiny.near(family.target, noise=0.0)
+    target.get_input_embeddings().weight.data[token] = torch.nan
+    return tiny.TinyFamily(target, family.drafters)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("drafter", ["near", "subset", "ngram", "none"])
+def test_nan_fails_its_request_alone(drafter, temperature):
+    params = GREEDY.with_(temperature=temperature, seed=4)
+    before = Engine(tiny.family(), drafter, 3)
+    healthy = before.generate([[i, 4, i] for i in range(1, 7)], params)
+    # a token that the others neither hold nor try: even a rejected draft is in flight together with their own tokens
+    used = {t for r in healthy for t in r.ids} | {t for e in before.trace.events for t in e.drafted}
+    bad = min(set(range(tiny.VOCAB)) - used)
+    engine = Engine(poisoned(bad), drafter, 3, max_batch=3, prefill_chunk=5)    # slots are used again after NaN
+    batch = [p for r in healthy for p in (r.prompt_ids, [2, bad, 3, 5])]
+    requests = engine.generate(batch, params)
+    for request, mate in zip(requests[::2], healthy):
+        assert request.output_ids == mate.output_ids and request.finish_reason == mate.finish_reason
+        assert request.error is None
+    for request in requests[1::2]:
+        assert request.finish_reason is FinishReason.ERROR and request.output_ids == []
+        assert "NaN" in request.error and "token 3" in request.error
+    tiny.assert_sound(engine, requests)
+
+
+@pytest.mark.parametrize("gamma", [0, 3])
+def test_nan_in_mid_text_keeps_what_was_emitted_before(gamma):
+    output = plain([1, 4])
+    bad = output[6]
+    engine = Engine(poisoned(bad), "same", gamma)
+    request, = engine.generate([[1, 4]], GREEDY)
+    assert request.finish_reason is FinishReason.ERROR
+    assert request.output_ids == output[:len(request.output_ids)]
+    assert output.index(bad) - gamma <= len(request.output_ids) <= output.index(bad) + 1
+    assert request.text == engine.family.decode(request.output_ids)
+    tiny.assert_sound(engine, [request])
+
+
+# ---- drafters that fail
+
+@pytest.mark.parametrize("name", ["near", "ngram"])
+def test_a_drafter_that_raises_is_retired_and_costs_no_request(name, monkeypatch):
+    engine = Engine(tiny.family(), name, 3, max_batch=4)
+    drafter = engine.drafters[name]
+    propose, calls = drafter.propose, []
+
+    def failing(*args):
+        calls.append(args)
+        if len(calls) == 3:
+            raise RuntimeError("out of ideas")
+        return propose(*args)
+
+    monkeypatch.setattr(drafter, "propose", failing)
+    requests = [engine.submit([i, 4, i, 4], GREEDY, drafter=d) for i in range(6) for d in (name, "subset")]
+    with pytest.warns(RuntimeWarning, match=f"drafter '{name}' raised RuntimeError: out of ideas") as warned:
+        drain(engine)
+    assert len(warned) == 1 and len(calls) == 3 and "out of ideas" in str(engine.retired[name])
+    requests += engine.generate([[8, 8]], GREEDY)           # asked for by name, it drafts nothing from now on
+    assert all(r.output_ids == plain(r.prompt_ids) for r in requests)
+    drafted = {e.drafter for e in engine.trace.events if e.drafted}
+    assert "subset" in drafted
+    tiny.assert_sound(engine, requests)
+
+
+def test_a_drafter_that_fails_within_its_pass_leaves_no_trace_in_the_text(monkeypatch):
+    """It has read some tokens and drafted one when it fails; the target's cache knows nothing of it."""
+    engine = Engine(tiny.family(), "near", 3, max_batch=2)
+    runner = engine.drafters["near"].runner
+    forward, calls = runner.forward, []
+
+    def failing(*args):
+        calls.append(args)
+        if len(calls) == 5:
+            raise MemoryError("no room")
+        return forward(*args)
+
+    monkeypatch.setattr(runner, "forward", failing)
+    with pytest.warns(RuntimeWarning, match="MemoryError: no room"):
+        requests = engine.generate([[i, 4] for i in range(4)], GREEDY)
+    assert all(r.output_ids == plain(r.prompt_ids) for r in requests)
+    tiny.assert_sound(engine, requests)
+
+
+def test_a_selectors_slip_of_the_pen_costs_speed_only():
+    engine = Engine(tiny.family(), "near", 3)
+    request = engine.submit([1, 4], GREEDY)
+    engine.step()
+    request.drafter = "nobody"
+    with pytest.warns(RuntimeWarning, match="unknown drafter 'nobody'"):
+        drain(engine)
+    assert request.output_ids == plain([1, 4])
+
+
+def test_a_drafter_of_an_unsupported_kind_is_refused_when_it_is_asked_for():
+    config = transformers.BloomConfig(vocab_size=tiny.VOCAB, hidden_size=32, n_layer=1, n_head=4)
+    bloom = tiny.TinyDrafter("bloom", transformers.BloomForCausalLM(config).double())
+    family = tiny.TinyFamily(tiny.family().target, {"bloom": bloom})
+    with pytest.raises(NotImplementedError, match="BloomForCausalLM cannot run"):
+        Engine(family, "bloom")
+    with pytest.raises(NotImplementedError, match="BloomForCausalLM cannot run"):
+        Engine(tiny.TinyFamily(bloom.model, {}), "none")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_drafter_whose_logits_are_nan_drafts_less(temperature, recwarn):
+    """Behind three tokens of the vocabulary its model is NaN. The text is what the target says, without a warning."""
+    family = tiny.family()
+    broken = tiny.near(family.drafters["near"].model, noise=0.0)
+    broken.get_input_embeddings().weight.data[[2, 8, 24]] = torch.nan
+    family = tiny.TinyFamily(family.target, {"near": family.drafters["near"],
+                                             "broken": tiny.TinyDrafter("broken", broken)})
+    batch, params = [[i, 4] for i in range(12)], GREEDY.with_(temperature=temperature)
+    drafted = []
+    for name in ("near", "broken"):
+        engine = Engine(family, name, 3, max_batch=5)
+        requests = engine.generate(batch, params)
+        assert all(r.error is None and len(r.output_ids) == 16 for r in requests)
+        if temperature == 0:
+            assert all(r.output_ids == plain(r.prompt_ids) for r in requests)
+        drafted.append(engine.trace.metrics()["drafted"])
+        tiny.assert_sound(engine, requests)
+    assert 0 < drafted[1] < 0.8 * drafted[0]
+    assert not [w for w in recwarn if issubclass(w.category, RuntimeWarning)]
+
+
+# ---- a long life
+
+def test_two_thousand_requests_leave_nothing_behind():
+    engine, rng = Engine(tiny.family(), "near", 2, max_batch=64, max_len=16), random.Random(0)
+
+    def serve(count: int) -> list[weakref.ref]:
+        requests = [engine.submit([rng.randrange(tiny.VOCAB) for _ in range(rng.randrange(1, 8))],
+                                  SamplingParams(max_new_tokens=rng.randrange(4), temperature=i % 2, seed=i),
+                                  drafter=["near", "subset", "ngram", "none"][i % 4]) for i in range(count)]
+        for request in requests[::50]:
+            engine.cancel(request)
+        drain(engine)
+        assert all(r.finished and r.error is None for r in requests)
+        return [weakref.ref(r) for r in requests]
+
+    def size() -> int:
+        """Objects reachable from the engine, its models and its events aside."""
+        gc.collect()
+        seen, todo = set(), [engine.queue, engine.running, engine.free_slots, engine.retired, engine.target.cache,
+                             [getattr(d, "index", None) for d in engine.drafters.values()],
+                             [d.runner.cache for d in engine.drafters.values() if hasattr(d, "runner")]]
+        while todo:
+            thing = todo.pop()
+            if id(thing) not in seen and not isinstance(thing, (type, torch.dtype)):
+                seen.add(id(thing))
+                todo.extend(x for x in gc.get_referents(thing) if isinstance(x, (list, dict, tuple, torch.Tensor)))
+        return len(seen)
+
+    serve(200)
+    before = size(), set(vars(engine)), len(engine.drafters)
+    gone = serve(1800)
+    tiny.assert_idle(engine)
+    assert (size(), set(vars(engine)), len(engine.drafters)) == before
+    assert not [ref for ref in gone if ref() is not None], "the engine still holds finished requests"
+    assert engine.trace.metrics()["requests"] == 2000
