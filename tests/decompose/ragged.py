@@ -1,0 +1,81 @@
+"""Ragged batches over poisoned caches, and their attention by the textbook."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from spin_core.decompose.layout import Heads
+from spin_core.runtime.batch import RaggedBatch
+from spin_core.runtime.cache import SlotCache
+
+MAX_LEN = 70
+
+
+@st.composite
+def ragged(draw, longest: int = 48, widest: int = 6, requests: int = 5):
+    """(prefix, count, parents) per request: parents is None for a chain, else every node's parent (-1: the prefix)."""
+    batch = []
+    for _ in range(draw(st.integers(1, requests))):
+        prefix = draw(st.sampled_from([0, 1, 2, 17]) | st.integers(0, longest))
+        count = draw(st.integers(1, widest))
+        parents = draw(st.none() | st.tuples(*(st.integers(-1, i - 1) for i in range(count))))
+        batch.append((prefix, count, parents))
+    return batch
+
+
+def ancestors(parents: tuple[int, ...]) -> Tensor:
+    """Bool ``[T, T]``: who sees whom in a tree, itself included."""
+    mask = torch.eye(len(parents), dtype=torch.bool)
+    for i, parent in enumerate(parents):
+        if parent >= 0:
+            mask[i] |= mask[parent]
+    return mask
+
+
+@dataclass
+class Case:
+    batch: RaggedBatch
+    cache: SlotCache
+    query: Tensor           # [heads, N, dim]
+    heads: Heads
+    expected: Tensor        # [N, heads, dim]
+    scale: float
+
+
+def case(requests, *, kv: int = 2, group: int = 3, dim: int = 8, dtype=torch.float64, seed: int = 0, layers: int = 1,
+         device="cpu", max_len: int = MAX_LEN, poison: float = float("nan")) -> Case:
+    """A cache that holds NaN wherever no request of the batch has a token, in slots of another order."""
+    generator = torch.Generator().manual_seed(seed)
+    random = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
+    slots = torch.randperm(len(requests) + 2, generator=generator)[:len(requests)].tolist()
+    counts, prefix = [c for _, c, _ in requests], [p for p, _, _ in requests]
+    masks = [None if parents is None else ancestors(parents) for _, _, parents in requests]
+    batch = RaggedBatch.build(torch.zeros(sum(counts), dtype=torch.int64), slots, counts, prefix, masks)
+    cache = SlotCache(layers, len(requests) + 2, kv, max_len, dim, dtype, device)
+    query = random(kv * group, sum(counts), dim)
+    for tensor in cache.k + cache.v:
+        tensor.fill_(poison)
+        for slot, p, c in zip(slots, prefix, counts):
+            tensor[slot, :, :p + c] = random(kv, p + c, dim).to(tensor)
+    query = query.to(device=device, dtype=dtype)
+    scale = dim ** -0.5
+    return Case(batch, cache, query, Heads(kv, group), textbook(query, batch, cache, layers - 1, scale), scale)
+
+
+def textbook(query: Tensor, batch: RaggedBatch, cache: SlotCache, layer: int, scale: float) -> Tensor:
+    """Undecomposed attention, every request and head by itself, in float64."""
+    heads, total, dim = query.shape
+    group = heads // cache.k[layer].shape[1]
+    out = torch.empty(total, heads, dim, dtype=torch.float64)
+    for slot, start, count, prefix, tree in zip(batch.slots, batch.starts, batch.counts, batch.prefix, batch.ancestors):
+        among = torch.ones(count, count, dtype=torch.bool).tril() if tree is None else tree
+        visible = torch.cat([torch.ones(count, prefix, dtype=torch.bool), among], 1)
+        for h in range(heads):
+            key, value = (x[layer][slot, h // group, :prefix + count].double().cpu() for x in (cache.k, cache.v))
+            scores = query[h, start:start + count].double().cpu() @ key.T * scale
+            out[start:start + count, h] = scores.masked_fill(~visible, -torch.inf).softmax(-1) @ value
+    return out
