@@ -37,11 +37,12 @@ def load(name: str = "smollm2", *, target: str | Path | None = None,
 
     * the name of a drafter shipped for a built-in family (None: all of them),
     * a ``.safetensors`` file of a drafter pruned from this target (:mod:`spin_core.zoo.pruned`),
-    * a folder or hub name of a causal LM with the target's tokenizer. One without any tokenizer is accepted,
-      with a warning, if its head is as wide as the target's: a wrong guess costs speed, never correctness,
+    * a folder or hub name of a causal LM with the target's tokenizer. A folder without any tokenizer is
+      accepted, with a warning, if its head is as wide as the target's: a wrong guess costs speed, never text,
     * a :class:`DraftModel`, whose vocabulary is the caller's word.
 
-    "ngram" and "none" may be listed and add nothing: every engine has them.
+    "ngram" and "none" may be listed and add nothing: every engine has them. All models are put on ``device``
+    in ``dtype``, except those that come as DraftModel objects.
 
     Raises ValueError for unknown names, models that cannot be loaded and drafters that do not fit the target,
     :class:`FetchError` when a download fails, :class:`CorruptFileError` when a cached file is wrong.
