@@ -71,15 +71,17 @@ class Engine:
     ``max_batch`` requests run at once, each with room for ``max_len`` tokens of prompt and output; ``kv_tokens``
     bounds the tokens that the running requests may come to hold together (prompt + max_new_tokens each). Who does
     not fit waits in a queue, first come first served. ``prefill_chunk`` bounds the prompt tokens read per step.
-    ``record_laws`` keeps p and q of every drafted position in the trace, for the lessons' widgets.
+    ``record_laws`` keeps p and q of every drafted position in the trace, for the lessons' widgets. ``verification`` is
+    how the target attends to a ragged batch: "padded", "grouped", "decomposed" (SPIN's pieces), "per-request", or
+    "auto", the cheapest of them on this device. It changes speed, not text.
 
-    Raises ValueError for unknown drafters and impossible limits. A bad *request* never raises: it comes back
+    Raises ValueError for unknown drafters and strategies, and impossible limits. A bad *request* never raises: it comes back
     finished with ``FinishReason.ERROR`` and says why, and the others go on.
     """
 
     def __init__(self, family, drafter: str | None = None, gamma: int = 4, *, max_batch: int = 8,
                  max_len: int | None = None, kv_tokens: int | None = None, prefill_chunk: int = 512,
-                 record_laws: bool = False) -> None:
+                 record_laws: bool = False, verification: str = "auto") -> None:
         for name, value, least in (("gamma", gamma, 0), ("max_batch", max_batch, 1), ("max_len", max_len, 2),
                                    ("kv_tokens", kv_tokens, 2), ("prefill_chunk", prefill_chunk, 1)):
             if value is not None and value < least:
@@ -90,7 +92,7 @@ class Engine:
         self.kv_tokens = kv_tokens or max_batch * self.max_len
         self.prefill_chunk = prefill_chunk
         self.record_laws = record_laws
-        self.target = ModelRunner(family.target, max_batch, self.max_len, family.vocab_size)
+        self.target = ModelRunner(family.target, max_batch, self.max_len, family.vocab_size, verification=verification)
         self.drafters: dict[str, Drafter] = {"none": NullDrafter()}     # built when first used
         self.retired: dict[str, Exception] = {}
         self.drafter = drafter if drafter is not None else next(iter(family.drafters), "ngram")

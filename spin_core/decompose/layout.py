@@ -130,7 +130,6 @@ def _pack(pool: Pool, plan: Plan, batch: "RaggedBatch", heads: Heads, max_len: i
         if piece.stop > first:
             visible[r, :count, first - piece.start:piece.stop - piece.start] = \
                 among(batch, b)[:, first - prefix:piece.stop - prefix]
-        visible[r, count:] = visible[r, :1]                                        # a padding row is a copy of row 0
     mask = np.where(visible, 0.0, -np.inf).astype(np.float64 if dtype == torch.float64 else np.float32)
     mask = _to(np.repeat(mask, heads.group, 1)[:, None], device).to(dtype)
     pieces_of = np.bincount(owner)

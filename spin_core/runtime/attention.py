@@ -3,7 +3,8 @@
 Transformers lets a caller register an attention function under a name. Ours stores the new keys and values in a
 :class:`SlotCache` and attends each request over its own entries. The model's code runs as it is; its own cache
 objects are not used. The description of the batch travels as the extra keyword ``ragged``, which the library
-hands through to every layer, so nothing here is global and one model can serve several caches.
+hands through to every layer, so nothing here is global and one model can serve several caches. How a batch is
+attended (request by request, padded, in pieces) is the business of :mod:`spin_core.decompose`.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
+from spin_core.decompose.attend import TorchStep
 from spin_core.runtime.batch import RaggedBatch
 from spin_core.runtime.cache import SlotCache
 
@@ -30,7 +31,7 @@ class Ragged:
 
     batch: RaggedBatch
     cache: SlotCache
-    masks: list[Tensor | None]
+    step: TorchStep
     layers: set[int] = field(default_factory=set)
 
 
@@ -50,13 +51,7 @@ def ragged_attention(module: torch.nn.Module, query: Tensor, key: Tensor, value:
     batch, cache, layer = ragged.batch, ragged.cache, module.layer_idx
     ragged.layers.add(layer)
     cache.write(layer, batch.slot_of, batch.entry_of, key[0].transpose(0, 1), value[0].transpose(0, 1))
-    out = torch.empty_like(query[0]).transpose(0, 1)                                       # [N, heads, head_dim]
-    for slot, start, count, prefix, mask in zip(batch.slots, batch.starts, batch.counts, batch.prefix, ragged.masks):
-        seen = prefix + count
-        out[start:start + count] = F.scaled_dot_product_attention(
-            query[:, :, start:start + count], cache.k[layer][slot:slot + 1, :, :seen],
-            cache.v[layer][slot:slot + 1, :, :seen], attn_mask=mask, is_causal=mask is None and count > 1,
-            scale=scaling, enable_gqa=query.shape[1] != key.shape[1])[0].transpose(0, 1)
+    out = ragged.step.attend(layer, query[0], query.shape[3] ** -0.5 if scaling is None else scaling)
     return out.unsqueeze(0), None
 
 

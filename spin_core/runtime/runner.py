@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from spin_core.decompose.strategies import Attention
 from spin_core.runtime.attention import Ragged, attach
 from spin_core.runtime.batch import RaggedBatch
 from spin_core.runtime.cache import SlotCache
@@ -20,13 +21,15 @@ class ModelRunner:
     The runner works on a second module tree that shares every weight with ``model``, so the caller's model stays
     as the library made it, and one model can have several runners.
 
-    ``vocab_size`` cuts logits that stand for no token (a head padded to a round width).
+    ``vocab_size`` cuts logits that stand for no token (a head padded to a round width). ``verification`` names how a
+    ragged batch is attended (:func:`spin_core.decompose.plan`).
 
     Raises NotImplementedError, at once, for a model that cannot run like this: attention of its own beside the
     library's registry, recurrent layers, or a variant that the adapter does not know.
     """
 
-    def __init__(self, model: PreTrainedModel, slots: int, max_len: int, vocab_size: int | None = None) -> None:
+    def __init__(self, model: PreTrainedModel, slots: int, max_len: int, vocab_size: int | None = None,
+                 verification: str = "auto") -> None:
         self.model = share_weights(model).eval()
         attach(self.model)
         pack_linears(self.model)
@@ -38,6 +41,7 @@ class ModelRunner:
         self.cache = SlotCache(self.num_layers, slots, getattr(config, "num_key_value_heads", None) or heads,
                                max_len, getattr(config, "head_dim", None) or config.hidden_size // heads,
                                model.dtype, model.device)
+        self.attention = Attention(verification, heads, self.cache)
         self.vocab_size = vocab_size
         self.device = model.device
         self._try_out()
@@ -54,7 +58,7 @@ class ModelRunner:
             self.cache.check_room(slot, count)
         tokens = torch.as_tensor(tokens, dtype=torch.int64, device=self.device)
         batch = RaggedBatch.build(tokens, slots, counts, [self.cache.lengths[s] for s in slots], ancestors)
-        ragged = Ragged(batch, self.cache, batch.masks())
+        ragged = Ragged(batch, self.cache, self.attention.step(batch))
         logits = self.model(input_ids=tokens[None], position_ids=batch.positions[None], use_cache=False,
                             logits_to_keep=torch.tensor(rows, dtype=torch.int64, device=self.device),
                             ragged=ragged).logits[0]
