@@ -6,14 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ragged_cases import COSTS, MAX_LEN, Case, ancestors, case, ragged
 
 from spin_core.decompose import STRATEGIES, plan
 from spin_core.decompose.attend import TorchStep, Workspace
 from spin_core.decompose.plan import LARGE, Piece
 from spin_core.decompose.reference import attend_piece, attend_request, merge
 from spin_core.decompose.strategies import Attention
-from tests.decompose.ragged import MAX_LEN, Case, ancestors, case, ragged
-from tests.decompose.test_plan import COSTS
 
 TIGHT = dict(rtol=1e-12, atol=1e-12)
 
