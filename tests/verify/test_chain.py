@@ -177,6 +177,16 @@ def test_a_token_the_target_excludes_is_never_accepted(monkeypatch, u):
         assert 1 not in verdict.tokens[0, accepted:].tolist()
 
 
+def test_outside_the_draft_vocabulary_q_is_zero(monkeypatch):
+    """So a token from there passes wherever p allows it, its id below, between or above the vocabulary's."""
+    monkeypatch.setattr(chain, "uniform", lambda seed, *_: torch.full(seed.shape, 1 - 2**-24))
+    ids, q = torch.tensor([1, 3]), torch.tensor([[1.0, 1.0]])
+    logits = torch.tensor([[0.0, 0.0, 0.0, 0.0, -torch.inf, 0.0]]).repeat(2, 1)
+    fates = [int(verify(logits, Draft(torch.tensor([token]), torch.tensor([0, 1]), q, torch.tensor([0]), ids),
+                        [SAMPLED]).num_accepted) for token in range(6)]
+    assert fates == [1, 0, 1, 0, 0, 1]
+
+
 def test_a_residual_without_mass_falls_back_to_p(monkeypatch):
     """p = q rejected all the same, as rounding can: the token comes from p, not from behind its end."""
     monkeypatch.setattr(chain, "accepts", lambda u, p, q: torch.zeros_like(p, dtype=torch.bool))
