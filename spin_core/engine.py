@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from spin_core.draft import Draft, Drafter, ModelDrafter, NgramDrafter, NullDrafter
+from spin_core.draft import Draft, Drafter, FedDrafter, FedLlama, ModelDrafter, NgramDrafter, NullDrafter
 from spin_core.request import FinishReason, Request, SamplingParams
 from spin_core.runtime import ModelRunner
 from spin_core.sampling import SamplingBatch, probabilities
@@ -92,7 +92,8 @@ class Engine:
         self.kv_tokens = kv_tokens or max_batch * self.max_len
         self.prefill_chunk = prefill_chunk
         self.record_laws = record_laws
-        self.target = ModelRunner(family.target, max_batch, self.max_len, family.vocab_size, verification=verification)
+        self.target = ModelRunner(family.target, max_batch, self.max_len, family.vocab_size, verification=verification,
+                                  keep_states=any(isinstance(d.model, FedLlama) for d in family.drafters.values()))
         self.drafters: dict[str, Drafter] = {"none": NullDrafter()}     # built when first used
         self.retired: dict[str, Exception] = {}
         self.drafter = drafter if drafter is not None else next(iter(family.drafters), "ngram")
@@ -315,8 +316,10 @@ class Engine:
             if name == "ngram":
                 self.drafters[name] = NgramDrafter()
             elif name in self.family.drafters:
-                self.drafters[name] = ModelDrafter(self.family.drafters[name], self.max_batch, self.max_len,
-                                                   self.family.vocab_size)
+                source = self.family.drafters[name]
+                size = (self.max_batch, self.max_len, self.family.vocab_size)
+                self.drafters[name] = FedDrafter(source, *size, self.target) if isinstance(source.model, FedLlama) \
+                    else ModelDrafter(source, *size)
             else:
                 raise ValueError(f"unknown drafter {name!r}; known: {', '.join(self.drafter_names)}")
         return self.drafters[name]

@@ -20,11 +20,12 @@ class ModelDrafter(Drafter):
     requests propose the argmax, which is one-hot.
     """
 
-    def __init__(self, source, slots: int, max_len: int, vocab_size: int | None = None) -> None:
+    def __init__(self, source, slots: int, max_len: int, vocab_size: int | None = None,
+                 keep_states: bool = False) -> None:
         self.name, self.ids = source.name, source.ids
         self.max_context = min(max_len, source.max_context)
         self.runner = ModelRunner(source.model, slots, self.max_context,
-                                  vocab_size if source.ids is None else len(source.ids))
+                                  vocab_size if source.ids is None else len(source.ids), keep_states)
 
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
         alive = [b for b, count in enumerate(counts) if count > 0]
@@ -49,8 +50,8 @@ class ModelDrafter(Drafter):
             alive = [alive[i] for i in keep]
             if not alive:
                 break
-            logits = self.runner.forward([requests[b].slot for b in alive], [1] * len(alive), tokens[keep],
-                                         list(range(len(alive))))
+            slots, ones = [requests[b].slot for b in alive], [1] * len(alive)
+            logits = self.runner.forward(slots, ones, tokens[keep], list(range(len(alive))), **self._feed(slots, ones))
         return self._pack(drafted, laws)
 
     def rollback(self, slot: int, length: int) -> None:
@@ -64,7 +65,12 @@ class ModelDrafter(Drafter):
         missing = [requests[b].tail(self.runner.cache.lengths[s]) for b, s in zip(alive, slots)]
         counts = [len(m) for m in missing]
         last = torch.tensor(counts).cumsum(0) - 1
-        return self.runner.forward(slots, counts, [t for m in missing for t in m], last.tolist())
+        return self.runner.forward(slots, counts, [t for m in missing for t in m], last.tolist(),
+                                   **self._feed(slots, counts))
+
+    def _feed(self, slots: list[int], counts: list[int]) -> dict[str, Tensor]:
+        """What the model reads besides the next ``counts[b]`` tokens of each slot: nothing."""
+        return {}
 
     def _draw(self, requests: list[Request], logits: Tensor, step: int) -> tuple[Tensor, Tensor | None]:
         """One token per row: columns of the draft vocabulary ``[A]``, and q ``[A, Vd]`` if any row samples."""

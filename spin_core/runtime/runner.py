@@ -21,15 +21,17 @@ class ModelRunner:
     The runner works on a second module tree that shares every weight with ``model``, so the caller's model stays
     as the library made it, and one model can have several runners.
 
-    ``vocab_size`` cuts logits that stand for no token (a head padded to a round width). ``verification`` names how a
-    ragged batch is attended (:func:`spin_core.decompose.plan`).
+    ``vocab_size`` cuts logits that stand for no token (a head padded to a round width). With ``keep_states`` the
+    runner keeps ``states [slots, max_len, hidden]``, what the head read at every token, written like the cache: entries
+    of committed tokens are right, the others stale. ``verification`` names how a ragged batch is attended
+    (:func:`spin_core.decompose.plan`).
 
     Raises NotImplementedError, at once, for a model that cannot run like this: attention of its own beside the
     library's registry, recurrent layers, or a variant that the adapter does not know.
     """
 
     def __init__(self, model: PreTrainedModel, slots: int, max_len: int, vocab_size: int | None = None,
-                 verification: str = "auto") -> None:
+                 keep_states: bool = False, verification: str = "auto") -> None:
         self.model = share_weights(model).eval()
         attach(self.model)
         pack_linears(self.model)
@@ -44,15 +46,19 @@ class ModelRunner:
         self.attention = Attention(verification, heads, self.cache)
         self.vocab_size = vocab_size
         self.device = model.device
+        self.states: Tensor | None = None
+        if keep_states:
+            self.states = torch.zeros(slots, max_len, config.hidden_size, dtype=model.dtype, device=model.device)
+            self.model.base_model.register_forward_hook(self._keep_states, with_kwargs=True)
         self._try_out()
 
     @torch.inference_mode()
     def forward(self, slots: list[int], counts: list[int], tokens: Tensor | list[int], rows: list[int],
-                ancestors: list[Tensor | None] | None = None) -> Tensor:
+                ancestors: list[Tensor | None] | None = None, **inputs) -> Tensor:
         """Feed ``counts[b]`` new tokens to each slot; return the logits of the flattened ``rows``, ``[R, V]``.
 
         ``tokens [N]`` are concatenated in the order of ``slots``. The cache then holds them all; undo with
-        ``cache.truncate``. Raises ValueError when a slot has no room, before anything is written.
+        ``cache.truncate``. ``inputs`` are what this model reads besides tokens. Raises ValueError when a slot has no room, before anything is written.
         """
         for slot, count in zip(slots, counts):
             self.cache.check_room(slot, count)
@@ -61,13 +67,17 @@ class ModelRunner:
         ragged = Ragged(batch, self.cache, self.attention.step(batch))
         logits = self.model(input_ids=tokens[None], position_ids=batch.positions[None], use_cache=False,
                             logits_to_keep=torch.tensor(rows, dtype=torch.int64, device=self.device),
-                            ragged=ragged).logits[0]
+                            ragged=ragged, **inputs).logits[0]
         if len(ragged.layers) < self.num_layers:    # the others saw one long sequence, across all requests
             raise NotImplementedError(f"only {len(ragged.layers)} of {self.num_layers} layers attend through the "
                                       "library's registry")
         for slot, count in zip(slots, counts):
             self.cache.lengths[slot] += count
         return logits[:, :self.vocab_size]
+
+    def _keep_states(self, body, args, kwargs, output) -> None:
+        batch = kwargs["ragged"].batch
+        self.states[batch.slot_of, batch.entry_of] = output.last_hidden_state[0]
 
     def _try_out(self) -> None:
         """Read a token, so that a model which cannot be served is refused here and not in mid-service."""

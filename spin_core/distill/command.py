@@ -1,0 +1,130 @@
+"""``python -m spin_core distill --drafter NAME``: from nothing to a drafter's file."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from spin_core.distill import corpus
+from spin_core.distill.drafters import RECIPES, Recipe, draft_vocabulary, save, source_layers
+from spin_core.distill.generate import generate
+from spin_core.distill.states import States, cached
+from spin_core.distill.train import Data, Settings, train, write_log
+
+MAX_HELD_OUT = 96
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("--drafter", action="append", required=True, metavar="NAME",
+                        help=f"which one to make, or data for the data alone: {', '.join(RECIPES)}; may be repeated")
+    parser.add_argument("--budget-minutes", type=float, default=60.0,
+                        help="minutes for the data and the training together (default 60)")
+    parser.add_argument("--answer-tokens", type=int, default=400_000,
+                        help="tokens of answers to train on; fewer if 40 %% of the budget runs out (default 400000)")
+    parser.add_argument("--steps", type=int, help="training steps, instead of what the budget allows")
+    parser.add_argument("--batch", type=int, help="sequences per training step (default 12, on a GPU 128)")
+    parser.add_argument("--shard", type=int, help="sequences generated at once (default 96, on a GPU 2048)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, default=Path("runs/distill"), help="folder for data, checkpoints and weights")
+
+
+def run(args) -> int:
+    """Make the drafters asked for. A run that was interrupted goes on where it was. Raises ValueError for unknown names."""
+    from spin_core import zoo
+    from spin_core.workloads import load_workload
+
+    for name in args.drafter:
+        if name != "data" and name not in RECIPES:
+            raise ValueError(f"unknown drafter {name!r}; known: {', '.join(RECIPES)}, or data")
+    torch.set_float32_matmul_precision("high")
+    family = zoo.load("smollm2", drafters=[], device=args.device)
+    prompts = [p.messages for p in load_workload("mix", split="train")]
+    distill(family, {n: RECIPES[n] for n in args.drafter if n != "data"}, args.out, budget=args.budget_minutes * 60,
+            answer_tokens=args.answer_tokens, train_prompts=prompts, seed=args.seed, shard_size=args.shard,
+            settings={"batch": args.batch, "steps": args.steps})
+    return 0
+
+
+def distill(family, recipes: dict[str, Recipe], out: Path, *, budget: float, answer_tokens: int, seed: int = 0,
+            train_prompts=None, shard_size: int | None = None, settings: dict | None = None, tell=print) -> None:
+    """Data, states, training and files for every recipe; ``budget`` seconds in all, shared equally by the drafters."""
+    began = time.time()
+    on_gpu = family.target.device.type == "cuda"
+    folder = out / "data"
+    # data decides a drafter's quality, so it gets a good part of the time
+    generate(family, folder, answer_tokens, seed=seed, shard_size=shard_size or (2048 if on_gpu else 96),
+             deadline=began + (.4 * budget if recipes else budget), train_prompts=train_prompts, tell=tell)
+    if not recipes:
+        return
+    shards, states = load(family, folder, tell)
+    (train_set, train_states), held = divide(shards, states)
+    facts = {"seed": seed, "data": corpus.fingerprint(shards), "answer_tokens": train_set.answer_tokens,
+             "family": family.name}
+    data = Data(train_set, train_states, family.target.device)
+    chosen = {k: v for k, v in (settings or {}).items() if v is not None}
+    for number, (name, recipe) in enumerate(recipes.items()):
+        seconds = (began + budget - time.time()) / (len(recipes) - number)
+        setting = Settings(**{"batch": 128 if on_gpu else 12, "seconds": max(seconds, 1.0), "seed": seed,
+                              "autocast": torch.bfloat16 if fast_bf16(family.target.device) else None, **chosen})
+        ids = draft_vocabulary(train_set, recipe.vocab, family.vocab_size, family.stop_ids)
+        tell(f"{name}: {recipe.layers} layers, {len(ids)} draft ids, {train_set.answer_tokens:,} answer tokens")
+        model, log = train(family.target, recipe, ids, data, held, out / name, setting, tell)
+        facts_here = {**facts, "recipe": asdict(recipe), "batch": setting.batch, "steps": log[-1]["step"],
+                      "began_as_target_layers": source_layers(recipe, family.target.config.num_hidden_layers),
+                      "torch": torch.__version__, "device": family.target.device.type}
+        path = out / name / f"{name}.safetensors"
+        save(path, model, ids, {"description": describe(recipe), **{k: str(v) for k, v in facts_here.items()}})
+        write_log(path.with_suffix(".json"), facts_here, log)
+        tell(f"{name}: {path} ({path.stat().st_size / 1e6:.1f} MB)")
+
+
+def fast_bf16(device: torch.device) -> bool:
+    """Whether bf16 products are quicker than fp32 ones there; on CPUs with native bf16 training gains 1.5 to 2 times."""
+    return device.type == "cuda" or (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def describe(recipe: Recipe) -> str:
+    """One line for the zoo."""
+    layers = f"{recipe.layers} layer{'s' * (recipe.layers > 1)} of the target, distilled"
+    return f"{layers}, fed with the target's states" if recipe.fed else layers
+
+
+def load(family, folder: Path, tell=print) -> tuple[list[corpus.Shard], list[States]]:
+    """Every shard with its states, which are kept in files beside the shards."""
+    shards, states = [], []
+    for path in corpus.paths(folder):
+        shards.append(corpus.read(path))
+        states.append(cached(family.target, shards[-1], family.vocab_size,
+                             path.with_name(path.name.replace("shard", "states"))))
+        tell(f"states: {len(shards)} shards")
+    return shards, states
+
+
+def divide(shards: list[corpus.Shard], states: list[States]):
+    """((shard, states) for training, (shard, states) held out), the latter at most MAX_HELD_OUT greedy answers."""
+    train, held = [], []
+    for shard, state in zip(shards, states):
+        rows = torch.arange(len(shard.lengths))
+        out = rows[:shard.held_out]
+        for part, index in ((train, rows[shard.held_out:]), (held, out[shard.temperatures[out] == 0])):
+            if len(index):
+                part.append((shard.take(index), _take(state, shard, index)))
+    joined, (held_shard, held_states) = _join(train), _join(held)
+    few = torch.arange(min(MAX_HELD_OUT, len(held_shard.lengths)))
+    return joined, (held_shard.take(few), _take(held_states, held_shard, few))
+
+
+def _take(states: States, shard: corpus.Shard, index: torch.Tensor) -> States:
+    rows = torch.cat([torch.arange(s, s + n) for s, n in zip(shard.starts[index].tolist(),
+                                                             shard.lengths[index].tolist())])
+    rows = rows.to(states.hidden.device)
+    return States(states.hidden[rows], states.log_z[rows])
+
+
+def _join(parts: list[tuple[corpus.Shard, States]]) -> tuple[corpus.Shard, States]:
+    return (corpus.Shard.join([p for p, _ in parts]),
+            States(torch.cat([s.hidden for _, s in parts]), torch.cat([s.log_z for _, s in parts])))

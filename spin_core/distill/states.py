@@ -1,0 +1,71 @@
+"""What the target's head reads, for every token of the corpus, in half precision.
+
+The law itself would be 49,152 numbers a token, terabytes for a modest corpus. The state before the head is 576, and
+the head is applied again when a batch needs the law. ``log_z``, the log of the law's normaliser over the *whole*
+vocabulary, makes the law over a reduced vocabulary exact, without renormalising.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from spin_core.distill.corpus import Shard, save_whole
+from spin_core.runtime.linear import pack_linears
+from spin_core.runtime.runner import share_weights
+
+
+@dataclass
+class States:
+    """``hidden [N, hidden]`` float16 and ``log_z [N]`` float32, row for row with a shard's tokens. ``log_z`` is only
+    computed where an answer's token follows; elsewhere it is 0."""
+
+    hidden: Tensor
+    log_z: Tensor
+
+
+@torch.inference_mode()
+def compute(model: PreTrainedModel, shard: Shard, vocab_size: int, batch_tokens: int = 4096) -> States:
+    """Read the shard with ``model``, ``batch_tokens`` at a time; the result is on the model's device."""
+    model = share_weights(model).eval()
+    pack_linears(model)
+    device = model.device
+    total = len(shard.tokens)
+    width = model.get_output_embeddings().weight.shape[1]
+    out = States(torch.empty(total, width, dtype=torch.float16, device=device), torch.zeros(total, device=device))
+    tokens, starts = shard.tokens.long().to(device), shard.starts.to(device)
+    lengths, prompts = shard.lengths.to(device), shard.prompt_lengths.to(device)
+    for rows in _batches(shard.lengths, batch_tokens):
+        rows = rows.to(device)
+        offset = torch.arange(int(lengths[rows].max()), device=device)
+        real = offset < lengths[rows, None]
+        index = (starts[rows, None] + offset).clamp(max=total - 1)
+        hidden = model.model(input_ids=tokens[index] * real, use_cache=False).last_hidden_state
+        out.hidden[index[real]] = hidden[real].half()
+        deciding = real & (offset >= prompts[rows, None] - 1) & (offset < lengths[rows, None] - 1)
+        out.log_z[index[deciding]] = torch.cat([
+            model.lm_head(part)[:, :vocab_size].float().logsumexp(-1) for part in hidden[deciding].split(batch_tokens)])
+    return out
+
+
+def cached(model: PreTrainedModel, shard: Shard, vocab_size: int, path: Path) -> States:
+    """:func:`compute`, kept in a file beside the shard. The tensors are on the CPU: a corpus may outgrow a GPU."""
+    if not path.exists():
+        states = compute(model, shard, vocab_size, 65536 if model.device.type == "cuda" else 4096)
+        save_whole(path, {name: t.contiguous().cpu() for name, t in vars(states).items()})
+    return States(**load_file(path))
+
+
+def _batches(lengths: Tensor, batch_tokens: int) -> Iterator[Tensor]:
+    """Indices of sequences of similar length, longest first, so that little is padded."""
+    order = lengths.argsort(descending=True)
+    while len(order):
+        count = max(1, batch_tokens // int(lengths[order[0]]))
+        yield order[:count]
+        order = order[count:]

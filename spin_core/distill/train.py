@@ -1,0 +1,202 @@
+"""Fit a drafter to the target's law: AdamW, warm-up and linear decay, checkpoints that resume exactly.
+
+Loss per position, with p the target's law on the draft vocabulary (its true, unnormalised part) and q the drafter's:
+.5 CE(p, q) + .5 (-sum min(p, q)), distillation and acceptance in equal parts (SPIRe, arXiv 2504.06419). A fed
+drafter is unrolled (:mod:`unroll`) and each further depth counts .8 of the one before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from spin_core.distill.corpus import Shard
+from spin_core.distill.drafters import Recipe, own_parameters, prune
+from spin_core.distill.evaluate import score, tokens_per_verification
+from spin_core.distill.states import States
+from spin_core.distill.unroll import NAME, unroll
+
+DEPTH_WEIGHT = 0.8
+WARM_UP = 0.04
+TIMING_STEPS = 12
+
+
+@dataclass
+class Settings:
+    """How to train. ``steps`` None: as many as fit into ``seconds``, measured over the first ones."""
+
+    batch: int = 12
+    steps: int | None = None
+    seconds: float = 600.0
+    seed: int = 0
+    autocast: torch.dtype | None = None
+    checkpoint_seconds: float = 120.0
+    evaluations: int = 8
+
+
+class Data:
+    """A corpus with its states on one device, cut into shuffled batches of similar length."""
+
+    def __init__(self, shard: Shard, states: States, device: torch.device) -> None:
+        self.tokens = shard.tokens.to(device)
+        self.hidden, self.log_z = states.hidden.to(device), states.log_z.to(device)
+        self.starts, self.lengths = shard.starts.to(device), shard.lengths.long().to(device)
+        self.prompts = shard.prompt_lengths.long().to(device)
+        self.cpu_lengths = shard.lengths
+
+    def order(self, epoch: int, batch: int, seed: int) -> list[Tensor]:
+        """The batches of an epoch, a function of (seed, epoch): sorted by length within groups of 16, then mixed."""
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+        shuffled = torch.randperm(len(self.cpu_lengths), generator=generator)
+        batches = []
+        for group in shuffled.split(16 * batch):
+            group = group[self.cpu_lengths[group].argsort(stable=True)]
+            batches += [b for b in group.split(batch) if len(b) == batch or len(shuffled) < batch]
+        return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
+
+    def gather(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """``tokens [B, T]``, ``hidden [B, T, d]``, ``log_z [B, T]``, positions that decide an answer's token
+        ``[B, T]``, and prompt lengths ``[B]``."""
+        width = int(self.cpu_lengths[rows].max())
+        rows = rows.to(self.tokens.device)
+        offset = torch.arange(width, device=rows.device)
+        real = offset < self.lengths[rows, None]
+        index = torch.where(real, self.starts[rows, None] + offset, self.starts[rows, None])
+        deciding = (offset >= self.prompts[rows, None] - 1) & (offset < self.lengths[rows, None] - 1)
+        return self.tokens[index].long() * real, self.hidden[index], self.log_z[index], deciding, self.prompts[rows]
+
+
+def loss(model, recipe: Recipe, head: Tensor, batch: tuple[Tensor, ...]) -> Tensor:
+    """The mean loss of a batch. ``head [Vd, d]``: the target's rows of the draft vocabulary."""
+    tokens, hidden, log_z, deciding, prompts = batch
+    bodies = unroll(model, tokens, hidden.to(head.dtype), recipe.depth)
+    with torch.no_grad():
+        log_p = (hidden[deciding].to(head.dtype) @ head.T).float() - log_z[deciding, None]
+        p = log_p.exp()
+    offset = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)[deciding]
+    begins = (prompts[:, None].expand_as(tokens)[deciding] - 1)
+    total, weight_sum = 0.0, 0.0
+    for depth, body in enumerate(bodies):
+        # a chain starts behind the prompt at the earliest, so early positions have no deep drafts
+        weight = (offset - begins >= depth).float()
+        log_q = F.log_softmax(model.lm_head(body[deciding]).float(), -1)
+        cross_entropy = -(p * log_q).sum(-1)
+        overlap = torch.minimum(p, log_q.exp()).sum(-1)
+        share = DEPTH_WEIGHT ** depth
+        total = total + share * (weight * (.5 * cross_entropy - .5 * overlap)).sum() / weight.sum().clamp(min=1)
+        weight_sum += share
+    return total / weight_sum
+
+
+def train(target: PreTrainedModel, recipe: Recipe, ids: Tensor, data: Data, held: tuple[Shard, States], folder: Path,
+          settings: Settings, tell=print) -> tuple[PreTrainedModel, list[dict]]:
+    """Train from the pruned target, or go on from ``folder``'s checkpoint; the drafter and the log.
+
+    A run that was killed and resumed ends with the same weights as one that was not, given ``steps`` (a number of
+    steps found by timing is kept in the checkpoint).
+    """
+    device = target.device
+    torch.manual_seed(settings.seed)
+    model = prune(target, recipe, ids).to(device)
+    if recipe.fed:
+        model.set_attn_implementation(NAME)
+    parameters = own_parameters(model)
+    optimizer = torch.optim.AdamW(parameters.values(), lr=recipe.rate, betas=(.9, .95), weight_decay=.01,
+                                  fused=device.type == "cuda")
+    path = folder / "checkpoint.pt"
+    step, steps, log, spent = 0, settings.steps, [], 0.0
+    if path.exists():
+        state = torch.load(path, map_location=device, weights_only=True)
+        for name, parameter in parameters.items():
+            parameter.data.copy_(state["parameters"][name])
+        optimizer.load_state_dict(state["optimizer"])
+        step, steps, log, spent = state["step"], settings.steps or state["steps"], state["log"], state["seconds"]
+        tell(f"resuming at step {step} of {steps}")
+    head = model.lm_head.weight
+    model.train()
+    batches: list[Tensor] = []
+    per_epoch = len(data.order(0, settings.batch, settings.seed))
+    autocast = (lambda: torch.autocast(device.type, settings.autocast)) if settings.autocast else contextlib.nullcontext
+    began = saved = time.time()
+    running, marks = [], []
+    while steps is None or step < steps:
+        epoch, at = divmod(step, per_epoch)
+        if not batches or at == 0:
+            batches = data.order(epoch, settings.batch, settings.seed)
+        if steps is None:
+            marks.append(time.time())
+            if len(marks) == TIMING_STEPS:          # the first steps are slow; nine later ones tell the speed
+                steps = max(step + 1, int(settings.seconds / ((marks[-1] - marks[2]) / (TIMING_STEPS - 3))))
+        rate = recipe.rate * _schedule(step, steps)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        with autocast():
+            value = loss(model, recipe, head, data.gather(batches[at]))
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        running.append(value.detach())
+        step += 1
+        if steps is not None and (step == steps or step % max(1, steps // settings.evaluations) == 0):
+            model.eval()
+            scores = score(model, ids.to(device), target, *held)
+            model.train()
+            entry = {"step": step, "loss": float(torch.stack(running).mean()), "rate": rate,
+                     "held_out_tokens_per_verification": tokens_per_verification(scores, 4),
+                     "held_out_agreement": _mean([h for s in scores for h in s.hits[0]]),
+                     "held_out_overlap": _mean([o for s in scores for o in s.overlap]),
+                     "seconds": spent + time.time() - began}
+            log.append(entry)
+            running = []
+            tell(_bar(entry, steps, per_epoch))
+        if time.time() - saved > settings.checkpoint_seconds and steps is not None:
+            saved = time.time()
+            _checkpoint(path, parameters, optimizer, step, steps, log, spent + saved - began)
+    _checkpoint(path, parameters, optimizer, step, steps, log, spent + time.time() - began)
+    return model.eval(), log
+
+
+def _schedule(step: int, steps: int | None) -> float:
+    """Share of the peak rate: up over the first 4 %, then down to zero. While the length is unknown: a careful start."""
+    if steps is None:
+        return .02 * (step + 1)
+    warm = max(1, int(WARM_UP * steps))
+    return min((step + 1) / warm, (steps - step) / max(1, steps - warm))
+
+
+def _checkpoint(path: Path, parameters, optimizer, step: int, steps: int | None, log: list[dict], seconds: float) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    torch.save({"parameters": {n: p.detach() for n, p in parameters.items()}, "optimizer": optimizer.state_dict(),
+                "step": step, "steps": steps, "log": log, "seconds": seconds}, partial)
+    os.replace(partial, path)
+
+
+def _bar(entry: dict, steps: int, per_epoch: int) -> str:
+    done = int(20 * entry["step"] / steps)
+    left = entry["seconds"] / entry["step"] * (steps - entry["step"])
+    return (f"[{'#' * done}{'.' * (20 - done)}] step {entry['step']}/{steps} (epoch {entry['step'] / per_epoch:.1f})  "
+            f"loss {entry['loss']:.4f}  held out: {entry['held_out_tokens_per_verification']:.3f} tokens per verification, "
+            f"agreement {entry['held_out_agreement']:.3f}, sum min(p, q) {entry['held_out_overlap']:.3f}  "
+            f"{left / 60:.1f} min left")
+
+
+def _mean(values: list) -> float:
+    return sum(values) / max(1, len(values))
+
+
+def write_log(path: Path, facts: dict, log: list[dict]) -> None:
+    """``facts`` (seed, data hash, recipe) and the log beside the weights, as one JSON file that appears whole."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps({**facts, "log": log}, indent=1) + "\n", encoding="utf-8")
+    os.replace(partial, path)

@@ -1,0 +1,76 @@
+"""Drafting from the target's own activations.
+
+What the target computed at the last verified token is the best summary of the text there is, and it costs nothing:
+verification has just made it. A *fed* drafter reads at position i the token there together with the state that the
+target's head read at position i - 1 (Li et al., EAGLE, arXiv 2401.15077; the target activations of SPIRe,
+arXiv 2504.06419). Behind the verified text it feeds on its own states instead, which live in the same space because
+both models share the head.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaForCausalLM
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from spin_core.draft.base import Draft
+from spin_core.draft.model import ModelDrafter
+from spin_core.request import Request
+from spin_core.runtime import ModelRunner
+
+
+class FedLlama(LlamaForCausalLM):
+    """A Llama whose input is ``fuse [embedding(token at i); state at i - 1]``.
+
+    ``states [B, T, hidden]``: the state before each token; None is all zeros, as before a first token.
+    """
+
+    def __init__(self, config) -> None:
+        super().__init__(config)
+        self.fuse = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+
+    def forward(self, input_ids: Tensor, states: Tensor | None = None, logits_to_keep: int | Tensor = 0,
+                **kwargs) -> CausalLMOutputWithPast:
+        body = self.body(input_ids, states, **kwargs)
+        rows = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        return CausalLMOutputWithPast(logits=self.lm_head(body[:, rows]))
+
+    def body(self, input_ids: Tensor, states: Tensor | None = None, **kwargs) -> Tensor:
+        """The drafter's own states ``[B, T, hidden]``, which its head reads."""
+        embedded = self.model.embed_tokens(input_ids)
+        states = torch.zeros_like(embedded) if states is None else states.to(embedded.dtype)
+        return self.model(inputs_embeds=self.fuse(torch.cat([embedded, states], -1)), **kwargs).last_hidden_state
+
+
+class FedDrafter(ModelDrafter):
+    """Drafts with a :class:`FedLlama` on the states that ``target``, the engine's runner, keeps.
+
+    What it reads behind the verified text it reads on states of its own, so those entries of its cache are only
+    good for one draft; the tokens among them that get accepted are read again, on the target's states, together with
+    the next ones. It drafts nothing for a request whose prompt the target has not read yet.
+    """
+
+    def __init__(self, source, slots: int, max_len: int, vocab_size: int | None, target: ModelRunner) -> None:
+        super().__init__(source, slots, max_len, vocab_size, keep_states=True)
+        self.target = target
+
+    def propose(self, requests: list[Request], counts: list[int]) -> Draft:
+        ready = [self.target.cache.lengths[r.slot] >= r.length - 1 for r in requests]
+        draft = super().propose(requests, [count if ok else 0 for count, ok in zip(counts, ready)])
+        for request in requests:
+            self.runner.cache.truncate(request.slot, request.length)
+        return draft
+
+    def _feed(self, slots: list[int], counts: list[int]) -> dict[str, Tensor]:
+        """The states before each of ``counts[b]`` tokens: the target's, or behind its text the drafter's own."""
+        before = []
+        for slot, count in zip(slots, counts):
+            start, known = self.runner.cache.lengths[slot], self.target.cache.lengths[slot]
+            own = start > known         # drafting: what precedes is a drafted token
+            source = self.runner.states[slot] if own else self.target.states[slot]
+            if start == 0:
+                before += [torch.zeros_like(source[:1]), source[:count - 1]]
+            else:
+                before.append(source[start - 1:start - 1 + count])
+        return {"states": torch.cat(before)[None]}

@@ -1,0 +1,231 @@
+"""The whole recipe on a random target of a few thousand weights: generate, cache, train, save, load, draft."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from spin_core.distill import corpus, train as training
+from spin_core.distill.command import distill, divide, load
+from spin_core.distill.decode import BatchDecoder
+from spin_core.distill.drafters import Recipe, draft_vocabulary, own_parameters, prune
+from spin_core.distill.evaluate import score, tokens_per_verification, verifications
+from spin_core.distill.generate import generate
+from spin_core.distill.prompts import PromptWriter
+from spin_core.distill.states import compute
+from spin_core.distill.unroll import NAME, unroll
+from spin_core.engine import Engine
+from spin_core.request import SamplingParams
+from spin_core.zoo.pruned import load_pruned
+from tests import tiny
+
+RECIPES = {"plain": Recipe(2, 30, 5e-3), "fed": Recipe(1, 30, 5e-3, fed=True, depth=3)}
+SETTINGS = {"batch": 8, "steps": 40, "checkpoint_seconds": 1e9, "evaluations": 4}
+
+
+class Family(tiny.TinyFamily):
+    """The tiny family in float32, reading any text: a character stands for its code point modulo the vocabulary."""
+
+    name = "tiny"
+    tokenizer = SimpleNamespace(chat_template=None)
+
+    def encode(self, prompt: str) -> list[int]:
+        return [ord(c) % tiny.VOCAB for c in prompt[-12:]]
+
+
+@pytest.fixture(scope="module")
+def family() -> Family:
+    return Family(tiny.llama(3, layers=4, dtype=torch.float32, initializer_range=.35, tie_word_embeddings=True), {})
+
+
+@pytest.fixture(scope="module", params=list(RECIPES))
+def name(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def made(family, tmp_path_factory):
+    """Both drafters, made by one command."""
+    out = tmp_path_factory.mktemp("made")
+    distill(family, RECIPES, out, budget=60, answer_tokens=6000, seed=5, shard_size=64, settings=SETTINGS,
+            tell=lambda line: None)
+    return out
+
+
+def test_training_lowers_the_loss_and_raises_tokens_per_verification(made, name):
+    log = json.loads((made / name / f"{name}.json").read_text())["log"]
+    assert log[-1]["loss"] < log[0]["loss"]
+    key = "held_out_tokens_per_verification"
+    assert log[-1][key] >= log[0][key] > 1
+
+
+def test_facts_stand_beside_the_weights(made, family, name):
+    facts = json.loads((made / name / f"{name}.json").read_text())
+    shards = [corpus.read(p) for p in corpus.paths(made / "data")]
+    assert facts["data"] == corpus.fingerprint(shards) and facts["seed"] == 5 and facts["steps"] == 40
+    assert load_pruned(made / name / f"{name}.safetensors", family.target, family.vocab_size).description
+
+
+@pytest.mark.parametrize("params", [SamplingParams(max_new_tokens=24),
+                                    SamplingParams(temperature=.8, top_k=9, max_new_tokens=24, seed=4)])
+def test_saved_drafter_drafts_losslessly(made, family, name, params):
+    drafter = load_pruned(made / name / f"{name}.safetensors", family.target, family.vocab_size)
+    served = Family(family.target, {name: drafter})
+    prompts = ["one prompt", "x", "and a third"]
+    plain = Engine(served, "none", max_batch=3, max_len=60).generate(prompts, params)
+    engine = Engine(served, name, gamma=4, max_batch=3, max_len=60)
+    requests = engine.generate(prompts, params)
+    if params.greedy:
+        assert [r.output_ids for r in requests] == [r.output_ids for r in plain]
+    assert not engine.retired and engine.trace.metrics()["accepted"] > 0
+    tiny.assert_idle(engine)
+
+
+def test_engine_confirms_the_counted_tokens_per_verification(made, family, name):
+    """Counting hits on the target's text says what the engine then does, chain by chain."""
+    drafter = load_pruned(made / name / f"{name}.safetensors", family.target, family.vocab_size)
+    served = Family(family.target, {name: drafter})
+    prompts = ["counted", "again", "abcdefg", "h"]
+    for gamma in (1, 4):
+        engine = Engine(served, name, gamma=gamma, max_batch=2, max_len=80)
+        requests = engine.generate(prompts, SamplingParams(max_new_tokens=30))
+        shard = corpus.Shard.build([r.prompt_ids for r in requests], [r.output_ids for r in requests], [0.] * 4)
+        states = compute(family.target, shard, family.vocab_size)
+        scores = score(drafter.model, drafter.ids, family.target, shard, states, batch=3)
+        assert tokens_per_verification(scores, gamma) == pytest.approx(
+            engine.trace.metrics()["tokens_per_verification"])
+
+
+def test_a_resumed_run_ends_with_the_same_weights(made, family, tmp_path, name, monkeypatch):
+    """Killed behind a checkpoint, at any step, and started again: bit for bit what the unbroken run gave."""
+    (tmp_path / "data").symlink_to(made / "data")
+    steps = 0
+    real = training.loss
+
+    def dying(*args):
+        nonlocal steps
+        steps += 1
+        if steps == 18:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    arguments = dict(budget=60, answer_tokens=6000, seed=5, shard_size=64,
+                     settings=SETTINGS | {"checkpoint_seconds": 0.0}, tell=lambda line: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "loss", dying)
+        with pytest.raises(KeyboardInterrupt):
+            distill(family, {name: RECIPES[name]}, tmp_path, **arguments)
+    assert torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["step"] == 17
+    distill(family, {name: RECIPES[name]}, tmp_path, **arguments)
+    ours, theirs = (load_file(folder / name / f"{name}.safetensors") for folder in (tmp_path, made))
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def test_the_seed_fixes_the_data_and_an_interrupted_write_leaves_no_shard(family, tmp_path, monkeypatch):
+    quiet = dict(seed=2, shard_size=12, tell=lambda line: None)
+    generate(family, tmp_path / "a", 1200, **quiet)
+    whole = [p.read_bytes() for p in corpus.paths(tmp_path / "a")]
+    assert len(whole) > 2
+
+    real, calls = corpus.os.replace, []
+
+    def failing(source, target):
+        calls.append(target)
+        if len(calls) == 2:
+            raise OSError("disk full")
+        real(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(corpus.os, "replace", failing)
+        with pytest.raises(OSError, match="disk full"):
+            generate(family, tmp_path / "b", 1200, **quiet)
+    assert len(corpus.paths(tmp_path / "b")) == 1
+    generate(family, tmp_path / "b", 1200, **quiet)
+    assert [p.read_bytes() for p in corpus.paths(tmp_path / "b")] == whole
+    generate(family, tmp_path / "c", 1200, **quiet | {"seed": 3})
+    assert [p.read_bytes() for p in corpus.paths(tmp_path / "c")] != whole
+
+
+def test_batch_decoding_is_greedy_decoding(family):
+    prompts = [[5, 9, 11], [7], [1, 2, 4, 5, 6, 8, 9], [30, 31]]
+    decoder = BatchDecoder(family.target, family.vocab_size, family.stop_ids)
+    answers = decoder(prompts, [0.0] * 4, 20, torch.Generator().manual_seed(0))
+    for prompt, answer in zip(prompts, answers):
+        assert tiny.logits(family.target, prompt + answer)[len(prompt) - 1:-1].argmax(-1).tolist() == answer
+        assert tiny.STOP not in answer[:-1] and (len(answer) == 20 or answer[-1] == tiny.STOP)
+
+
+def test_batch_decoding_samples_the_law(family):
+    """Two thousand first tokens against the target's law: a chi-square far below what a wrong temperature gives."""
+    decoder = BatchDecoder(family.target, family.vocab_size, family.stop_ids)
+    first = [a[0] for a in decoder([[5, 9, 11]] * 2000, [.7] * 2000, 1, torch.Generator().manual_seed(1))]
+    law = (tiny.logits(family.target, [5, 9, 11])[-1] / .7).softmax(-1) * 2000
+    seen = torch.bincount(torch.tensor(first), minlength=tiny.VOCAB)
+    often = law > 5
+    assert float(((seen - law) ** 2 / law)[often].sum()) < 2.5 * int(often.sum()) + 10
+
+
+def test_unrolled_depths_are_what_serving_computes(family):
+    """Depth by depth, the unrolled states equal a chain read token by token with the drafter's own states."""
+    recipe = RECIPES["fed"]
+    model = prune(family.target, recipe, torch.arange(30)).eval()
+    tokens = torch.randint(tiny.VOCAB, (1, 9), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        hidden = family.target.model(input_ids=tokens).last_hidden_state
+        model.set_attn_implementation(NAME)
+        depths = unroll(model, tokens, hidden, 3)
+        model.set_attn_implementation("eager")
+        for end in range(3, 9):                     # the verified text is tokens[:end - 1]; two more are drafted
+            before = torch.cat([torch.zeros_like(hidden[:, :1]), hidden[:, :end - 2]], 1)
+            for depth in range(3):
+                length = end - 1 + depth
+                if length > 9:
+                    break
+                states = model.body(tokens[:, :length], before, use_cache=False)
+                torch.testing.assert_close(states[0, -1], depths[depth][0, length - 1], rtol=1e-4, atol=1e-4)
+                before = torch.cat([before, states[:, -1:]], 1)
+
+
+def test_draft_vocabulary_ranks_answers_and_keeps_stops():
+    shard = corpus.Shard.build([[9, 9, 9]], [[4, 5, 5, 4, 5, 6]], [0.0])
+    assert draft_vocabulary(shard, 3, 12, (2,)).tolist() == [2, 4, 5]
+    assert len(draft_vocabulary(shard, 99, 12, (2,))) == 12
+
+
+def test_verifications_by_hand():
+    hits = [[True, True, False, True, True, True]]
+    # chains of 2: tt+f, then ttt (the last token is the target's own)
+    assert verifications(hits, 2) == 2 and verifications(hits, 1) == 4
+    assert verifications([[False] * 5], 4) == 5 and verifications([[True] * 5], 4) == 1
+    assert verifications([[True] * 5, [False] * 5], 4) == 3         # good at first, lost on its own states
+    assert verifications([[True] * 5], 4, waits=True) == 2
+
+
+def test_held_out_sequences_are_not_trained_on(family, made):
+    shards, states = load(family, made / "data", lambda line: None)
+    (train_set, _), (held, held_states) = divide(shards, states)
+    seen = {tuple(sum(train_set.sequence(i), [])) for i in range(len(train_set.lengths))}
+    assert len(train_set.lengths) + sum(s.held_out for s in shards) == sum(len(s.lengths) for s in shards)
+    assert float(held.temperatures.abs().max()) == 0 and len(held_states.hidden) == len(held.tokens)
+    assert any(tuple(sum(held.sequence(i), [])) not in seen for i in range(len(held.lengths)))
+
+
+def test_a_drafter_borrows_embedding_and_head(family):
+    model = prune(family.target, RECIPES["fed"], torch.arange(30))
+    trained = own_parameters(model)
+    assert model.model.embed_tokens.weight is family.target.model.embed_tokens.weight
+    assert not model.lm_head.weight.requires_grad and "fuse.weight" in trained
+    assert {p for p in model.parameters() if p.requires_grad} == set(trained.values())
+
+
+def test_prompts_are_seeded_and_varied():
+    one, two, other = PromptWriter(1), PromptWriter(1), PromptWriter(2)
+    texts = [one.fresh()[0]["content"] for _ in range(300)]
+    assert texts == [two.fresh()[0]["content"] for _ in range(300)] != [other.fresh()[0]["content"] for _ in range(300)]
+    assert len(set(texts)) > 270 and not any("{" in t and "}" in t for t in texts)
+    assert "passage" in one.about("passage")[0]["content"]
+    assert [m["role"] for m in one.second_turn(one.fresh(), "answer")] == ["user", "assistant", "user"]
