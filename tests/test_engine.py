@@ -14,6 +14,7 @@ import tiny
 import torch
 from hypothesis import given, settings, strategies as st
 
+from spin_core.decompose.plan import STRATEGIES
 from spin_core.engine import Engine
 from spin_core.request import FinishReason, Request, SamplingParams
 
@@ -30,7 +31,7 @@ def engines(draw) -> Engine:
     room = max_len or tiny.MAX_CONTEXT
     return Engine(tiny.family(), draw(drafters), draw(gammas), max_batch=draw(st.integers(1, 5)), max_len=max_len,
                   kv_tokens=draw(st.sampled_from([None, room, room + 10, 2 * room])),
-                  prefill_chunk=draw(st.sampled_from([1, 3, 8, 512])))
+                  prefill_chunk=draw(st.sampled_from([1, 3, 8, 512])), verification=draw(st.sampled_from(STRATEGIES)))
 
 
 def drain(engine: Engine) -> None:

@@ -10,10 +10,12 @@ import tiny
 import torch
 from hypothesis import given, settings, strategies as st
 
+from spin_core.decompose.plan import STRATEGIES
 from spin_core.runtime import ModelRunner
 
 SLOTS, ROOM = 4, 24
 quick = settings(max_examples=40, deadline=None)
+strategies = st.sampled_from(STRATEGIES)        # ways to attend to a ragged batch, which must not show
 
 
 def runner(**changes) -> ModelRunner:
@@ -55,9 +57,9 @@ def passes(draw) -> list[list[tuple[int, int, list[int]]]]:
 
 
 @quick
-@given(plan=passes())
-def test_any_mixture_of_chunks_decodes_and_rollbacks_equals_the_model(plan):
-    ours, held = runner(), [[] for _ in range(SLOTS)]
+@given(plan=passes(), strategy=strategies)
+def test_any_mixture_of_chunks_decodes_and_rollbacks_equals_the_model(plan, strategy):
+    ours, held = runner(verification=strategy), [[] for _ in range(SLOTS)]
     for batch in plan:
         for slot, back, new in batch:
             ours.cache.truncate(slot, len(held[slot]) - back)
@@ -95,10 +97,11 @@ def path(parents: list[int], node: int) -> list[int]:
 
 
 @quick
-@given(tree=trees(), prefix=st.lists(tokens, max_size=9), chain=st.lists(tokens, min_size=1, max_size=5))
-def test_a_tree_node_sees_its_ancestors_and_nothing_beside_them(tree, prefix, chain):
+@given(tree=trees(), prefix=st.lists(tokens, max_size=9), chain=st.lists(tokens, min_size=1, max_size=5),
+       strategy=strategies)
+def test_a_tree_node_sees_its_ancestors_and_nothing_beside_them(tree, prefix, chain, strategy):
     (nodes, parents), target = tree, tiny.family().target
-    ours = runner()
+    ours = runner(verification=strategy)
     if prefix:
         ours.forward([2], [len(prefix)], prefix, [])
     mask = torch.zeros(len(nodes), len(nodes), dtype=torch.bool)
@@ -134,11 +137,12 @@ def test_a_full_slot_is_refused_before_anything_is_written():
     assert ours.forward([1], [1], [7], [0]).isfinite().all(), "the last free entry is usable"
 
 
-def test_nan_in_one_request_stays_there():
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_nan_in_one_request_stays_there(strategy):
     """Its mates and the next user of its slot are unharmed."""
     target = tiny.llama()
     target.get_input_embeddings().weight.data[11] = torch.nan
-    ours = ModelRunner(target, SLOTS, ROOM)
+    ours = ModelRunner(target, SLOTS, ROOM, verification=strategy)
     bad, good = [4, 11, 5], [4, 12, 5]
     out = ours.forward([3, 1], [3, 3], bad + good, [2, 5])
     assert out[0].isnan().all() and close(out[1], tiny.logits(target, good)[-1])

@@ -24,7 +24,7 @@ def test_write_puts_every_token_at_its_slot_and_entry_and_nowhere_else():
 def test_truncate_shortens_one_slot_and_never_lengthens():
     cache = SlotCache(1, slots=2, kv_heads=1, max_len=8, head_dim=2)
     cache.lengths = [5, 3]
-    stored = cache.k[0].clone()
+    stored = cache.k[0].fill_(7).clone()
     cache.truncate(0, 2)
     cache.truncate(1, 7)
     assert cache.lengths == [2, 3]
