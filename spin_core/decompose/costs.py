@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -22,14 +23,15 @@ from spin_core.decompose.layout import Heads
 if TYPE_CHECKING:
     from spin_core.decompose.plan import Plan
 
-VERSION = 1         # of the measurement: kept constants of another version are measured anew
-ROUNDS = 9
+VERSION = 2         # of the measurement: kept constants of another version are measured anew
+ROUNDS = 7
 
 
 @dataclass(frozen=True)
 class Costs:
     """Seconds. ``*_key`` is per key and kv head, ``*_score`` per key, kv head and query row, ``*_query`` per query row
-    and kv head of a piece, ``*_call`` per call."""
+    and kv head of a piece, ``*_call`` per call. ``pool_width`` is per key of a row: on a GPU all rows run at once, and a
+    long one runs on when the others have finished."""
 
     kv: int
     group: int
@@ -37,6 +39,7 @@ class Costs:
     alone_key: float
     alone_score: float
     pool_call: float
+    pool_width: float
     pool_key: float
     pool_score: float
     pool_query: float
@@ -53,9 +56,9 @@ class Costs:
         return counts * self.kv * (width * (self.pool_key + rows * self.pool_score)
                                    + rows * (self.pool_query + self.merge_query * (counts > 1)))
 
-    def calls(self, pooled: np.ndarray | bool, merged: np.ndarray | bool) -> np.ndarray:
+    def calls(self, pooled: np.ndarray | bool, merged: np.ndarray | bool, width: np.ndarray | int) -> np.ndarray:
         """Seconds of a pool whatever is in it, if there is one, and of merging, if there is any."""
-        return self.pool_call * np.asarray(pooled) + self.merge_call * np.asarray(merged)
+        return np.asarray(pooled) * (self.pool_call + self.pool_width * width) + self.merge_call * np.asarray(merged)
 
 
 FIELDS = [name for name in Costs.__dataclass_fields__ if name not in ("kv", "group")]
@@ -75,6 +78,7 @@ def features(made: "Plan", heads: Heads) -> np.ndarray:
         owners = [p.request for p in pool.pieces]
         merged = sum(owners.count(b) > 1 for b in owners)
         row["pool_call"] += 1
+        row["pool_width"] += pool.width
         row["pool_key"] += heads.kv * pieces * pool.width
         row["pool_score"] += heads.kv * pieces * pool.width * queries
         row["pool_query"] += heads.kv * pieces * queries
@@ -120,8 +124,9 @@ def measured(device: torch.device, dtype: torch.dtype, kv: int, group: int, dim:
 @torch.inference_mode()
 def measure(device: torch.device, dtype: torch.dtype, heads: Heads, dim: int, *, rounds: int = ROUNDS) -> Costs:
     """Time plans that differ in what they charge, interleaved, and fit the constants to the fastest round of each."""
-    from spin_core.decompose.attend import TorchStep, Workspace
     from spin_core.decompose.plan import plan
+    from spin_core.decompose.strategies import step_class
+    from spin_core.decompose.attend import Workspace
     from spin_core.runtime.batch import RaggedBatch
     from spin_core.runtime.cache import SlotCache
 
@@ -129,33 +134,58 @@ def measure(device: torch.device, dtype: torch.dtype, heads: Heads, dim: int, *,
     cache = SlotCache(layers, most, heads.kv, room, dim, dtype, device)
     for tensor in cache.k + cache.v:
         tensor.normal_()
-    workspace, work = Workspace(), []
-    for count, length, q_len, strategy, width in _SAMPLES:
-        batch = RaggedBatch.build(torch.zeros(count * q_len, dtype=torch.int64, device=device), list(range(count)),
-                                  [q_len] * count, [length - q_len] * count)
-        made = plan([length] * count, [q_len] * count, strategy, width=width)
-        query = torch.randn(heads.kv * heads.group, count * q_len, dim, dtype=dtype, device=device)
-        work.append((made, TorchStep(made, batch, cache, heads, workspace), query))
+    workspace, work, plans = Workspace(), [], []
+    for q_len in (1, 6):
+        for count, length, strategy, width in _SAMPLES:
+            batch = RaggedBatch.build(torch.zeros(count * q_len, dtype=torch.int64, device=device), list(range(count)),
+                                      [q_len] * count, [length - q_len] * count)
+            plans.append(plan([length] * count, [q_len] * count, strategy, width=width))
+            step = step_class(strategy, cache)(plans[-1], batch, cache, heads, workspace)
+            query = torch.randn(heads.kv * heads.group, count * q_len, dim, dtype=dtype, device=device)
+            work.append([lambda step=step, query=query, layer=layer: step.attend(layer, query, dim ** -0.5)
+                         for layer in range(layers)])
+    return fit(plans, fastest(work, device, rounds), heads)
+
+
+def fastest(work: list[list[Callable[[], object]]], device: torch.device, rounds: int) -> list[float]:
+    """Seconds per call of the fastest round of each list of calls.
+
+    The lists take turns, so that all meet the same noise. A CPU makes one call of a list in a round. On a GPU the
+    list is recorded and replayed as a whole: the device's time, not Python's.
+    """
+    at_once = 1
+    if device.type == "cuda":
+        at_once, work = len(work[0]), [[_recorded(calls)] for calls in work]
     best = [float("inf")] * len(work)
-    for round_ in range(rounds + 1):
-        for i, (_, step, query) in enumerate(work):
+    for round_ in range(rounds + 1):                    # the first round warms up
+        for i, calls in enumerate(work):
             _wait(device)
             start = time.perf_counter()
-            step.attend(round_ % layers, query, dim ** -0.5)
+            calls[round_ % len(calls)]()
             _wait(device)
             if round_:
-                best[i] = min(best[i], time.perf_counter() - start)
-    return fit([made for made, _, _ in work], best, heads)
+                best[i] = min(best[i], (time.perf_counter() - start) / at_once)
+    return best
 
 
-# requests, keys of each, queries of each, strategy, width
-_SAMPLES = [(count, length, q_len, strategy, width)
-            for q_len in (1, 5, 9)
-            for count, length, strategy, width in (
-                (4, 24, "per-request", None), (4, 192, "per-request", None), (4, 1000, "per-request", None),
-                (2, 24, "padded", None), (16, 24, "padded", None), (16, 100, "padded", None), (8, 300, "padded", None),
-                (4, 1000, "padded", None), (8, 100, "decomposed", 32), (2, 1000, "decomposed", 128),
-                (8, 300, "decomposed", 100), (4, 1000, "decomposed", 250))]
+def _recorded(calls: list[Callable[[], object]]) -> Callable[[], None]:
+    """The calls as a CUDA graph, ready to be replayed."""
+    for _ in range(2):
+        for call in calls:                              # compiles kernels and takes buffers, outside of the recording
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    return graph.replay
+
+
+# requests, keys of each, strategy, width. A GPU times the same rectangles, with kernels of its own.
+_SAMPLES = [(4, 24, "per-request", None), (4, 192, "per-request", None), (4, 1000, "per-request", None),
+            (2, 24, "decomposed", 24), (16, 24, "decomposed", 24), (16, 100, "decomposed", 100),
+            (8, 300, "decomposed", 300), (4, 1000, "decomposed", 1000), (8, 100, "decomposed", 32),
+            (2, 1000, "decomposed", 128), (8, 300, "decomposed", 100), (4, 1000, "decomposed", 250)]
 
 
 def _wait(device: torch.device) -> None:

@@ -203,7 +203,7 @@ def _decomposed(lengths, q_lens, small, large, costs, width, may_stay=False) -> 
             alone = costs.alone(ls, np.array([q_lens[b] for b in small]))          # [B]
             member = priced < alone
             rest = np.where(member, 0, alone).sum(1)
-        total = np.where(member, priced, 0).sum(1) + costs.calls(member.any(1), (member & (counts > 1)).any(1)) + rest
+        total = np.where(member, priced, 0).sum(1) + rest + costs.calls(member.any(1), (member & (counts > 1)).any(1), wide)
         considered = dict(zip(wide.tolist(), total.tolist()))
         best = int(total.argmin())
         staying = ~member[best]
@@ -242,7 +242,7 @@ def _priced(made: Plan, costs: "Costs | None") -> Plan:
     seconds = float(costs.alone(np.array([made.lengths[b] for b in alone]), np.array([made.q_lens[b] for b in alone])).sum())
     for pool in made.pools:
         counts = np.unique([p.request for p in pool.pieces], return_counts=True)[1]
-        seconds += float(costs.pool(counts, pool.width, pool.queries).sum()) + float(costs.calls(True, counts.max() > 1))
+        seconds += float(costs.pool(counts, pool.width, pool.queries).sum()) + float(costs.calls(True, counts.max() > 1, pool.width))
     return Plan(made.strategy, made.lengths, made.q_lens, made.pools, made.alone, seconds, made.considered)
 
 

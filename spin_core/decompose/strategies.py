@@ -30,9 +30,12 @@ class Attention:
         kv = cache.k[0].shape[1]
         self.heads = Heads(kv, num_heads // kv)
         self.workspace = Workspace()
+        self.cls = step_class(strategy, cache)
 
     def plan(self, lengths: list[int], q_lens: list[int]) -> Plan:
         """The plan for one step: ``lengths`` are keys per request, in-flight tokens included."""
+        if self.cls is not TorchStep:       # pieces are read where they are, and all of them at once: nobody stays alone
+            return plan(lengths, q_lens, "decomposed", costs=self.costs(), max_len=self.cache.max_len)
         matters = sum(0 < q <= LARGE for q in q_lens) > (self.strategy == "auto")   # alone or pooled: a single request
         weigh = matters and self.strategy in ("auto", "decomposed")                 # is best off alone
         return plan(lengths, q_lens, self.strategy, costs=self.costs() if weigh else None, max_len=self.cache.max_len)
@@ -45,4 +48,15 @@ class Attention:
     def step(self, batch: "RaggedBatch") -> TorchStep:
         """The attention of one step over ``batch``, shared by all layers."""
         made = self.plan([p + c for p, c in zip(batch.prefix, batch.counts)], batch.counts)
-        return TorchStep(made, batch, self.cache, self.heads, self.workspace)
+        return self.cls(made, batch, self.cache, self.heads, self.workspace)
+
+
+def step_class(strategy: str, cache: "SlotCache") -> type[TorchStep]:
+    """What runs the plans of a strategy: the Triton kernels for pieces on a CUDA device, torch everywhere else."""
+    if strategy in ("auto", "decomposed") and cache.k[0].device.type == "cuda":
+        try:
+            from spin_core.decompose.kernels import KernelStep
+        except ImportError:                 # no Triton on this platform
+            return TorchStep
+        return KernelStep
+    return TorchStep

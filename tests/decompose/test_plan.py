@@ -123,7 +123,7 @@ def test_a_fit_recovers_the_constants_it_was_made_from():
               (16, 100, "padded", None), (2, 1000, "decomposed", 100), (8, 300, "decomposed", 150)]]
     found = fit(plans, [seconds(p, COSTS) for p in plans], Heads(3, 3))
     for name in FIELDS:
-        assert getattr(found, name) == pytest.approx(getattr(COSTS, name), rel=1e-3), name
+        assert getattr(found, name) == pytest.approx(getattr(COSTS, name), rel=1e-3, abs=1e-12), name
 
 
 def test_planning_takes_well_under_a_millisecond():

@@ -1,0 +1,65 @@
+"""Measured costs: sensible, kept, measured anew when what is kept is no good."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from spin_core.decompose import costs
+from spin_core.decompose.costs import FIELDS, measure, measured
+from spin_core.decompose.layout import Heads
+
+CPU = torch.device("cpu")
+ASK = (CPU, torch.float32, 1, 2, 8, 1)
+
+
+@pytest.fixture
+def counted(tmp_path, monkeypatch):
+    """Measurements that cost nothing and are counted, in a cache folder of their own."""
+    made = []
+
+    def once(device, dtype, heads, dim):
+        made.append(heads)
+        return costs.Costs(heads.kv, heads.group, *range(len(FIELDS)))
+
+    monkeypatch.setenv("SPIN_HOME", str(tmp_path))
+    monkeypatch.setattr(costs, "measure", once)
+    measured.cache_clear()
+    yield made
+    measured.cache_clear()
+
+
+def test_measured_once_and_kept(counted, tmp_path):
+    first = measured(*ASK)
+    measured.cache_clear()          # another process
+    assert measured(*ASK) == first and len(counted) == 1
+    measured(CPU, torch.float32, 2, 2, 8, 1)
+    assert len(counted) == 2 and len(list(tmp_path.rglob("*.json"))) == 2
+
+
+@pytest.mark.parametrize("spoil", [lambda text: text[:20], lambda text: "[]", lambda text: text.replace("alone_key", "key"),
+                                   lambda text: json.dumps(json.loads(text) | {"key": ["another device"]})])
+def test_what_is_spoilt_is_measured_anew(counted, tmp_path, spoil):
+    first = measured(*ASK)
+    path, = tmp_path.rglob("*.json")
+    path.write_text(spoil(path.read_text()))
+    measured.cache_clear()
+    assert measured(*ASK) == first and len(counted) == 2
+    measured.cache_clear()
+    assert measured(*ASK) == first and len(counted) == 2, "the new measurement was kept"
+
+
+def test_a_cache_that_cannot_be_written(counted, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SPIN_HOME", str(tmp_path / "file"))
+    assert measured(*ASK).group == 2
+
+
+def test_a_measurement_tells_large_from_small():
+    """No times are asserted, only what must hold on any machine: constants are finite and long requests cost more."""
+    found = measure(CPU, torch.float32, Heads(1, 2), 16, rounds=2)
+    assert all(0 <= getattr(found, name) < 1 for name in FIELDS)
+    assert found.alone(900, 5) > found.alone(30, 5) > 0
+    assert found.pool(1, 900, 5) + found.calls(True, False, 900) > found.pool(1, 30, 5) + found.calls(True, False, 30) > 0
