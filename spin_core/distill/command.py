@@ -109,10 +109,8 @@ def divide(shards: list[corpus.Shard], states: list[States]):
     train, held = [], []
     for shard, state in zip(shards, states):
         rows = torch.arange(len(shard.lengths))
-        out = rows[:shard.held_out]
-        for part, index in ((train, rows[shard.held_out:]), (held, out[shard.temperatures[out] == 0])):
-            if len(index):
-                part.append((shard.take(index), _take(state, shard, index)))
+        for part, index in ((train, rows[shard.held_out:]), (held, rows[:shard.held_out])):
+            part.append((shard.take(index), _take(state, shard, index)))
     joined, (held_shard, held_states) = _join(train), _join(held)
     few = torch.arange(min(MAX_HELD_OUT, len(held_shard.lengths)))
     return joined, (held_shard.take(few), _take(held_states, held_shard, few))

@@ -33,8 +33,8 @@ RECIPES = {
     "pruned-1L-4k": Recipe(1, 4096, 1.5e-3),
     "pruned-2L-8k": Recipe(2, 8192, 1e-3),
     "pruned-4L-8k": Recipe(4, 8192, 1e-3),
-    "fed-1L-8k": Recipe(1, 8192, 1e-3, fed=True, depth=4),
-    "fed-2L-8k": Recipe(2, 8192, 1e-3, fed=True, depth=4),
+    "fed-1L-8k": Recipe(1, 8192, 8e-4, fed=True, depth=4),
+    "fed-2L-8k": Recipe(2, 8192, 8e-4, fed=True, depth=4),
 }
 
 

@@ -20,6 +20,7 @@ from spin_core.zoo import Family
 # Greedy answers matter most: they are what is served by default and what is measured.
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0)
 MAX_PROMPT, MAX_ANSWER, MAX_TURN = 448, 128, 64
+SHORT = 144
 
 
 def generate(family: Family, folder: Path, answer_tokens: int, *, seed: int = 0, shard_size: int = 256,
@@ -45,7 +46,7 @@ def make_shard(family: Family, decoder: BatchDecoder, number: int, seed: int, si
     rng = random.Random(f"{seed}/{number}")
     generator = torch.Generator(decoder.model.device).manual_seed(rng.getrandbits(60))
     writer = PromptWriter(rng.getrandbits(60))
-    # the first of a shard are held out: fresh prompts only, so that no later prompt is built on them
+    # The first of a shard are held out: fresh prompts, answered greedily; no later prompt is built on them.
     messages = [writer.fresh() for _ in range(size * 35 // 100)]
     if train_prompts:
         messages += [rng.choice(train_prompts) for _ in range(size * 15 // 100)]
@@ -57,8 +58,14 @@ def make_shard(family: Family, decoder: BatchDecoder, number: int, seed: int, si
                                                                  else m[-1]["content"])) <= MAX_PROMPT]
     while len(prompts) < size:
         prompts.append(family.encode(writer.fresh()[0]["content"]))
-    temperatures = [rng.choice(TEMPERATURES) for _ in prompts]
-    answers = decoder(prompts, temperatures, MAX_ANSWER, generator)
+    temperatures = [0.0 if i < -(-size // corpus.HELD_OUT) else rng.choice(TEMPERATURES) for i in range(size)]
+    # short and long prompts apart: a batch is as wide as its widest
+    answers: list[list[int]] = [[] for _ in prompts]
+    for group in ([i for i, p in enumerate(prompts) if len(p) <= SHORT], [i for i, p in enumerate(prompts) if len(p) > SHORT]):
+        if group:
+            texts = decoder([prompts[i] for i in group], [temperatures[i] for i in group], MAX_ANSWER, generator)
+            for i, text in zip(group, texts):
+                answers[i] = text
     return corpus.Shard.build(prompts, answers, temperatures)
 
 

@@ -126,7 +126,7 @@ def test_a_resumed_run_ends_with_the_same_weights(made, family, tmp_path, name, 
 
 
 def test_the_seed_fixes_the_data_and_an_interrupted_write_leaves_no_shard(family, tmp_path, monkeypatch):
-    quiet = dict(seed=2, shard_size=12, tell=lambda line: None)
+    quiet = dict(seed=2, shard_size=14, tell=lambda line: None)
     generate(family, tmp_path / "a", 1200, **quiet)
     whole = [p.read_bytes() for p in corpus.paths(tmp_path / "a")]
     assert len(whole) > 2
