@@ -59,7 +59,7 @@ def test_peers_decode_the_same_text(family):
     assert ours == peers._generate(family, family.target, 2, 12)(prompts)       # left-padded
     for name in ("near", "subset"):
         assistant = peers._assistant(family.drafters[name], family.target)
-        assert ours == peers._assisted(family, assistant, 3, 12)(prompts)
+        assert ours == peers._assisted(family, family.target, assistant, 3, 12)(prompts)
 
 
 def test_an_assistant_drafts_over_the_targets_ids(family):

@@ -29,9 +29,9 @@ Tokens = list[list[int]]
 
 def add_arguments(parser) -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="batch sizes (default 1 8)")
-    parser.add_argument("--prompts", type=int, default=8, help="prompts at batch 1; twice as many above (default 8)")
-    parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--gammas", type=int, nargs="+", default=[2, 3, 4, 6], help="draft lengths tried (default 2 3 4 6)")
+    parser.add_argument("--prompts", type=int, default=4, help="prompts at batch 1; more above, two batches at least (default 4)")
+    parser.add_argument("--max-new-tokens", type=int, default=48)
+    parser.add_argument("--gammas", type=int, nargs="+", default=[2, 4], help="draft lengths tried (default 2 4)")
     parser.add_argument("--repeats", type=int, default=3, help="rounds after the warm-up (default 3)")
     parser.add_argument("--workload", default="mix")
     parser.add_argument("--device", default="cpu")
@@ -141,9 +141,7 @@ def _best_by_drafter(contenders: list[Contender]) -> list[Contender]:
 
 
 def _contenders(family, batch: int, args) -> list[Contender]:
-    packed = share_weights(family.target)
-    if not pack_linears(packed):
-        packed = None
+    packed = _packed(family.target)
     out = [Contender(BASELINE, _generate(family, family.target, batch, args.max_new_tokens))]
     if packed is not None:
         out.append(Contender("transformers, packed products", _generate(family, packed, batch, args.max_new_tokens)))
@@ -152,14 +150,23 @@ def _contenders(family, batch: int, args) -> list[Contender]:
     else:
         for name, drafter in family.drafters.items():
             assistant = _assistant(drafter, family.target)
-            out += [Contender("transformers assisted", _assisted(family, assistant, gamma, args.max_new_tokens), name, gamma)
-                    for gamma in args.gammas]
+            models = {"transformers assisted": (family.target, assistant)}
+            if packed is not None:
+                models["transformers assisted, packed products"] = packed, _packed(assistant)
+            out += [Contender(title, _assisted(family, *pair, gamma, args.max_new_tokens), name, gamma)
+                    for title, pair in models.items() for gamma in args.gammas]
             out.append(Contender("flashspec", _flashspec(family, assistant, args.max_new_tokens), name))
     for name in ("none", "ngram", *family.drafters):
         for gamma in [0] if name == "none" else args.gammas:
             engine = Engine(family, name, gamma, max_batch=batch)
             out.append(Contender("spin_core", _ours(engine, args.max_new_tokens), name, gamma, engine))
     return out
+
+
+def _packed(model):
+    """A copy of ``model`` over the products that our runner uses; None where they cannot be packed."""
+    copy_ = share_weights(model)
+    return copy_ if pack_linears(copy_) else None
 
 
 def _ours(engine: Engine, max_new_tokens: int) -> Callable[[Tokens], Tokens]:
@@ -221,7 +228,7 @@ def _assistant(drafter, target):
     return model
 
 
-def _assisted(family, assistant, gamma: int, max_new_tokens: int) -> Callable[[Tokens], Tokens]:
+def _assisted(family, target, assistant, gamma: int, max_new_tokens: int) -> Callable[[Tokens], Tokens]:
     """transformers' assisted generation, ``gamma`` drafted tokens every time, as ours."""
     def decode(prompts: Tokens) -> Tokens:
         config = assistant.generation_config
@@ -229,7 +236,7 @@ def _assisted(family, assistant, gamma: int, max_new_tokens: int) -> Callable[[T
         config.assistant_confidence_threshold = 0.0
         return generate(prompts)
 
-    generate = _generate(family, family.target, 1, max_new_tokens, assistant_model=assistant)
+    generate = _generate(family, target, 1, max_new_tokens, assistant_model=assistant)
     return decode
 
 
