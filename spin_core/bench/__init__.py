@@ -17,7 +17,7 @@ from types import ModuleType
 
 from spin_core import provenance
 
-NAMES = ("peers", "products", "equality")
+NAMES = ("peers", "products", "equality", "verify-attention")
 
 _COMPARE = {">=": operator.ge, "<=": operator.le}
 
@@ -74,7 +74,7 @@ def _text(value) -> str:
 
 def module(name: str) -> ModuleType:
     """The module of one benchmark."""
-    return importlib.import_module(f"spin_core.bench.{name}")
+    return importlib.import_module(f"spin_core.bench.{name.replace('-', '_')}")
 
 
 def run(name: str, args) -> Report:

@@ -55,12 +55,12 @@ class TorchStep:
         here, keys, values = self.layout, self.cache.k[layer], self.cache.v[layer]
         by_token = query.transpose(0, 1)
         if here.out_rows:
-            gathered = by_token.reshape(-1, dim).index_select(0, here.queries)
+            gathered = by_token.reshape(-1, dim).index_select(0, here.queries).mul_(scale)
             rows = self.workspace.take("out", query, here.out_rows, dim)
             for request in here.alone:
-                self._alone(request, gathered, keys, values, rows, scale)
+                self._alone(request, gathered, keys, values, rows)
             for pool in here.pools:
-                self._pool(pool, gathered[pool.queries], keys, values, rows[pool.out], scale)
+                self._pool(pool, gathered[pool.queries], keys, values, rows[pool.out])
             out = rows.index_select(0, here.out).view(total, heads, dim)
         else:
             out = query.new_empty(total, heads, dim)
@@ -72,19 +72,19 @@ class TorchStep:
                 attn_mask=mask, is_causal=mask is None and count > 1, scale=scale, enable_gqa=self.heads.group > 1)[0].transpose(0, 1)
         return out
 
-    def _alone(self, request: Alone, gathered: Tensor, keys: Tensor, values: Tensor, rows: Tensor, scale: float) -> None:
+    def _alone(self, request: Alone, gathered: Tensor, keys: Tensor, values: Tensor, rows: Tensor) -> None:
         """One request, its heads folded into rows: two products on views of the cache."""
         kv, room, dim = keys.shape[1:]
         length, at = request.length, request.slot * kv * room * dim
         query = gathered[request.rows].view(kv, -1, dim)
         key = keys.as_strided((kv, dim, length), (room * dim, 1, dim), keys.storage_offset() + at)
         value = values.as_strided((kv, length, dim), (room * dim, dim, 1), values.storage_offset() + at)
-        scores = torch.bmm(query * scale, key)
+        scores = torch.bmm(query, key)
         if request.tail is not None:
             scores[:, :, length - request.tail.shape[1]:] += request.tail
         torch.bmm(scores.softmax(-1), value, out=rows[request.rows].view(kv, -1, dim))
 
-    def _pool(self, pool: Packed, gathered: Tensor, keys: Tensor, values: Tensor, rows: Tensor, scale: float) -> None:
+    def _pool(self, pool: Packed, gathered: Tensor, keys: Tensor, values: Tensor, rows: Tensor) -> None:
         pieces, width, tall = pool.shape
         kv, dim = keys.shape[1], keys.shape[3]
         query = gathered.view(pieces, kv, tall, dim)
@@ -93,26 +93,26 @@ class TorchStep:
                       .view(pieces, kv, width, dim) for name, source in (("k", keys), ("v", values)))
         rows = rows.view(-1, kv, tall, dim)
         if not pool.cut:
-            rows.copy_(rectangle(query, key, value, pool.mask, scale))
+            rows.copy_(rectangle(query, key, value, pool.mask))
             return
-        out, lse = rectangle_with_lse(query, key, value, pool.mask, scale)
+        out, lse = rectangle_with_lse(query, key, value, pool.mask)
         rows[pool.cut:].copy_(out[pool.cut_pieces:])
         rows[:pool.cut] = merge_pieces(out[:pool.cut_pieces], lse[:pool.cut_pieces], pool)
 
 
-def rectangle(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Attention of every row of pieces: ``query [R, kv, Q, d]``, ``key`` and ``value [R, kv, W, d]``."""
+def rectangle(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    """Attention of every row of pieces: ``query [R, kv, Q, d]``, scaled already, ``key`` and ``value [R, kv, W, d]``."""
     if query.device.type == "cpu":
-        return rectangle_with_lse(query, key, value, mask, scale)[0]
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+        return rectangle_with_lse(query, key, value, mask)[0]
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=1.0)
 
 
-def rectangle_with_lse(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def rectangle_with_lse(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """The same, with the log-sum-exp of the scores ``[R, kv, Q]``; of a row that sees nothing both are undefined."""
     if query.device.type == "cpu":      # what scaled_dot_product_attention runs on a CPU, with its second result
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, False,
-                                                                          attn_mask=mask, scale=scale)
-    scores = torch.matmul(query * scale, key.transpose(2, 3)).float() + mask
+                                                                          attn_mask=mask, scale=1.0)
+    scores = torch.matmul(query, key.transpose(2, 3)).float() + mask
     lse = scores.logsumexp(-1)
     return torch.matmul((scores - lse.unsqueeze(-1)).exp().to(value.dtype), value), lse
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 STRATEGIES = ("auto", "padded", "grouped", "decomposed", "per-request")
 LARGE = 16          # a request with more queries than this reads a prompt: its products are big enough on their own
 NARROWEST = 16      # keys per piece, at the least, in the width search
+MARGIN = 0.95       # whatever takes more than a call per request must promise to save a twentieth: predictions err
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,8 @@ def plan(lengths: Sequence[int], q_lens: Sequence[int], strategy: str = "auto", 
         return _decomposed(lengths, q_lens, small, large, costs, width)
     best = _decomposed(lengths, q_lens, small, large, costs, width, may_stay=True)
     if len(set(zip(lengths, q_lens))) < len(lengths):      # somebody has a twin, so there is a group
-        best = min(best, _priced(_grouped(lengths, q_lens, small, large), costs), key=lambda p: p.seconds)
+        group = _priced(_grouped(lengths, q_lens, small, large), costs)
+        best = group if group.seconds < best.seconds * MARGIN else best
     return Plan("auto", lengths, q_lens, best.pools, best.alone, best.seconds, best.considered)
 
 
@@ -203,11 +205,11 @@ def _decomposed(lengths, q_lens, small, large, costs, width, may_stay=False) -> 
             alone = costs.alone(ls, np.array([q_lens[b] for b in small]))          # [B]
             member = priced < alone
             rest = np.where(member, 0, alone).sum(1)
-        total = np.where(member, priced, 0).sum(1) + rest + costs.calls(member.any(1), (member & (counts > 1)).any(1), wide)
+        total = np.where(member, priced, 0).sum(1) + rest + costs.step_call + costs.calls(member.any(1), (member & (counts > 1)).any(1), wide)
         considered = dict(zip(wide.tolist(), total.tolist()))
         best = int(total.argmin())
         staying = ~member[best]
-        if may_stay and alone.sum() <= total[best]:
+        if may_stay and (costs.step_call + alone.sum()) * MARGIN <= total[best]:
             staying[:] = True
     else:
         touched = np.where(counts.sum(1) <= 2 * len(small), counts.sum(1) * wide, np.iinfo(np.int64).max)
@@ -239,10 +241,11 @@ def _priced(made: Plan, costs: "Costs | None") -> Plan:
     if costs is None:
         return made
     alone = list(made.alone)
-    seconds = float(costs.alone(np.array([made.lengths[b] for b in alone]), np.array([made.q_lens[b] for b in alone])).sum())
+    seconds = costs.step_call + float(costs.alone(np.array([made.lengths[b] for b in alone]),
+                                                  np.array([made.q_lens[b] for b in alone])).sum())
     for pool in made.pools:
         counts = np.unique([p.request for p in pool.pieces], return_counts=True)[1]
-        seconds += float(costs.pool(counts, pool.width, pool.queries).sum()) + float(costs.calls(True, counts.max() > 1, pool.width))
+        seconds += float(costs.pool(counts, pool.width, pool.queries).sum() + costs.calls(True, counts.max() > 1, pool.width))
     return Plan(made.strategy, made.lengths, made.q_lens, made.pools, made.alone, seconds, made.considered)
 
 

@@ -16,13 +16,19 @@ ASK = (CPU, torch.float32, 1, 2, 8, 1)
 
 
 @pytest.fixture
-def counted(tmp_path, monkeypatch):
+def misfit():
+    """How badly the next fits explain what they were made from; a list of one."""
+    return [0.05]
+
+
+@pytest.fixture
+def counted(tmp_path, monkeypatch, misfit):
     """Measurements that cost nothing and are counted, in a cache folder of their own."""
     made = []
 
     def once(device, dtype, heads, dim):
         made.append(heads)
-        return costs.Costs(heads.kv, heads.group, *range(len(FIELDS)))
+        return costs.Costs(heads.kv, heads.group, *range(len(FIELDS))), misfit[0]
 
     monkeypatch.setenv("SPIN_HOME", str(tmp_path))
     monkeypatch.setattr(costs, "measure", once)
@@ -57,9 +63,16 @@ def test_a_cache_that_cannot_be_written(counted, tmp_path, monkeypatch):
     assert measured(*ASK).group == 2
 
 
+def test_on_a_busy_machine_nothing_is_kept(counted, tmp_path, misfit):
+    misfit[0] = 3.0
+    assert measured(*ASK) == costs.typical(torch.float32, Heads(1, 2), 8)
+    assert len(counted) == costs.TRIES and not list(tmp_path.rglob("*.json"))
+
+
 def test_a_measurement_tells_large_from_small():
     """No times are asserted, only what must hold on any machine: constants are finite and long requests cost more."""
-    found = measure(CPU, torch.float32, Heads(1, 2), 16, rounds=2)
+    found, misfit = measure(CPU, torch.float32, Heads(1, 2), 16, rounds=2)
+    assert misfit >= 0
     assert all(0 <= getattr(found, name) < 1 for name in FIELDS)
     assert found.alone(900, 5) > found.alone(30, 5) > 0
     assert found.pool(1, 900, 5) + found.calls(True, False, 900) > found.pool(1, 30, 5) + found.calls(True, False, 30) > 0

@@ -1,0 +1,131 @@
+"""The attention part of verification: every way to attend a ragged batch, over batch sizes and skews of lengths."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import numpy as np
+import torch
+
+from spin_core.bench import Bar, Report
+from spin_core.decompose import STRATEGIES
+from spin_core.decompose.attend import Workspace
+from spin_core.decompose.costs import fastest
+from spin_core.decompose.layout import Heads
+from spin_core.decompose.strategies import Attention, step_class
+from spin_core.runtime.batch import RaggedBatch
+from spin_core.runtime.cache import SlotCache
+
+DESCRIPTION = "attention over ragged batches: padded, grouped, decomposed, per request, and today's kernels on a GPU"
+BATCHES = (4, 8, 16)
+DRAFTS = (0, 4)                 # drafted tokens; the target reads one more
+SKEWS = ("equal", "alpaca", "spread", "one long")
+LAYERS = 2
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
+    parser.add_argument("--batch", type=int, nargs="+", default=list(BATCHES), help="batch sizes (default 4 8 16)")
+    parser.add_argument("--repeats", type=int, default=40, help="interleaved repeats of every timing (default 40)")
+
+
+def lengths(skew: str, batch: int) -> list[int]:
+    """Keys per request. "alpaca": instructions of a sentence or two in all stages of their answers, lognormal."""
+    if skew == "equal":
+        return [300] * batch
+    if skew == "spread":
+        return np.linspace(60, 960, batch).astype(int).tolist()
+    if skew == "one long":
+        return [1000] + [100] * (batch - 1)
+    rng = np.random.default_rng(batch)
+    return np.clip(rng.lognormal(5.0, 0.8, batch), 24, 1000).astype(int).tolist()
+
+
+@torch.inference_mode()
+def run(args) -> Report:
+    device = torch.device(args.device)
+    gpu = device.type == "cuda"
+    if gpu and not torch.cuda.is_available():
+        raise ValueError("--device cuda, but torch sees no CUDA device")
+    heads, dim, dtype = (Heads(32, 1), 128, torch.bfloat16) if gpu else (Heads(3, 3), 64, torch.float32)
+    rows, errors = [], []
+    for batch in args.batch:
+        for skew in SKEWS:
+            for drafted in DRAFTS:
+                row, error = _case(lengths(skew, batch), drafted + 1, heads, dim, dtype, device, args.repeats)
+                rows.append({"batch": batch, "skew": skew, "q": drafted + 1, **row})
+                errors.append(error)
+    at_16 = [r for r in rows if r["batch"] == 16 and r["skew"] == ("one long" if gpu else "alpaca") and r["q"] == 5]
+    long = [r["touched"] / r["keys"] for r in rows if r["skew"] == "one long"]
+    gain = [r["padded_us"] / r["decomposed_us"] for r in at_16]
+    bars = [Bar("keys touched by decomposed over keys needed, one long and many short", max(long), "<= 1.1")]
+    if gpu:
+        limits = [r["decomposed_us"] / r["unpadded_us"] for r in at_16 if r["unpadded_us"]]
+        bars += [Bar("padded / decomposed, batch 16, one long and many short", max(gain, default=None), ">= 1.58"),
+                 Bar("decomposed / the better unpadded kernel of today, same", max(limits, default=None), "<= 1.15")]
+    else:
+        bars += [Bar("padded / decomposed, batch 16, Alpaca-like", min(gain, default=None), ">= 1.5"),
+                 Bar("the best strategy / auto, at worst", min(r["best_over_auto"] for r in rows), ">= 0.97")]
+    return Report("verify-attention", rows, bars, [
+        f"{heads.kv * heads.group} heads over {heads.kv} kv heads of {dim}, {dtype}, {torch.get_num_threads()} threads; "
+        f"us per layer, the fastest of {args.repeats} interleaved rounds over {LAYERS} layers",
+        "plan_us: planning and layout, once per step and not per layer",
+        f"largest difference between strategies {max(errors):.1e}",
+        *(["recorded as CUDA graphs: the device's time alone",
+           "unpadded_us: the better of flex attention with a block mask and flash attention over packed sequences"]
+          if gpu else [])])
+
+
+def _case(keys: list[int], queries: int, heads: Heads, dim: int, dtype, device, repeats: int) -> tuple[dict, float]:
+    batch_size = len(keys)
+    room = -(-max(keys) // 128) * 128
+    cache = SlotCache(LAYERS, batch_size, heads.kv, room, dim, dtype, device)
+    for tensor in cache.k + cache.v:
+        tensor.normal_()
+    batch = RaggedBatch.build(torch.zeros(batch_size * queries, dtype=torch.int64, device=device), list(range(batch_size)),
+                              [queries] * batch_size, [k - queries for k in keys])
+    query = torch.randn(heads.kv * heads.group, batch_size * queries, dim, dtype=dtype, device=device)
+    workspace, steps, of = Workspace(), {}, {}
+    for name in STRATEGIES:
+        attention = Attention(name, heads.kv * heads.group, cache)
+        made = attention.plan(keys, batch.counts)
+        cls = step_class(name, cache)
+        of[name] = (made.pools, made.alone, cls)        # strategies may come to the same plan: timed once, not raced
+        steps.setdefault(of[name], cls(made, batch, cache, heads, workspace))
+    for name, make in _limits(device).items():
+        of[name] = name
+        steps[name] = make(batch, cache)
+    outs = {key: step.attend(0, query, dim ** -0.5).float() for key, step in steps.items()}
+    calls = [[lambda s=step, layer=layer: s.attend(layer, query, dim ** -0.5) for layer in range(LAYERS)]
+             for step in steps.values()]
+    times = dict(zip(steps, fastest(calls, device, repeats)))
+    us = {name: times[key] * 1e6 for name, key in of.items()}
+    limits = [us.pop(name) for name in _limits(device)]
+    auto, pieces = steps[of["auto"]].plan, steps[of["decomposed"]].plan
+    row = {"keys": pieces.kv_true, "touched": pieces.kv_touched, "width": pieces.width,
+           **{f"{name}_us".replace("-", "_"): value for name, value in us.items()},
+           **({"unpadded_us": min(limits)} if limits else {}),
+           "best_over_auto": min(us.values()) / us["auto"],
+           "auto_pools": sum(len(pool.requests) for pool in auto.pools), "plan_us": _planning(keys, batch, cache, heads) * 1e6}
+    reference = outs[of["per-request"]]
+    return row, max((out - reference).abs().max().item() for out in outs.values())
+
+
+def _planning(keys, batch, cache, heads) -> float:
+    """Seconds to plan a step and lay it out."""
+    attention = Attention("auto", heads.kv * heads.group, cache)
+    times = []
+    for _ in range(10):
+        start = time.perf_counter()
+        attention.step(batch)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def _limits(device: torch.device) -> dict:
+    if device.type != "cuda":
+        return {}
+    from spin_core.decompose.modern import FlexStep, VarlenStep
+
+    return {"flex": FlexStep, "varlen": VarlenStep}
