@@ -7,11 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 from spin_core.distill import corpus
 from spin_core.distill.drafters import RECIPES, Recipe, draft_vocabulary, save, source_layers
 from spin_core.distill.generate import generate
-from spin_core.distill.states import States, cached
+from spin_core.distill.states import States, cached, fast_bf16
 from spin_core.distill.train import Data, Settings, train, write_log
 
 MAX_HELD_OUT = 96
@@ -70,9 +71,13 @@ def distill(family, recipes: dict[str, Recipe], out: Path, *, budget: float, ans
         seconds = (began + budget - time.time()) / (len(recipes) - number)
         setting = Settings(**{"batch": 128 if on_gpu else 12, "seconds": max(seconds, 1.0), "seed": seed,
                               "autocast": torch.bfloat16 if fast_bf16(family.target.device) else None, **chosen})
-        ids = draft_vocabulary(train_set, recipe.vocab, family.vocab_size, family.stop_ids)
+        if recipe.begins:
+            first = beginning(out / recipe.begins / f"{recipe.begins}.safetensors", name)
+            ids = first.pop("draft_ids").long()
+        else:
+            first, ids = None, draft_vocabulary(train_set, recipe.vocab, family.vocab_size, family.stop_ids)
         tell(f"{name}: {recipe.layers} layers, {len(ids)} draft ids, {train_set.answer_tokens:,} answer tokens")
-        model, log = train(family.target, recipe, ids, data, held, out / name, setting, tell)
+        model, log = train(family.target, recipe, ids, data, held, out / name, setting, first, tell)
         facts_here = {**facts, "recipe": asdict(recipe), "batch": setting.batch, "steps": log[-1]["step"],
                       "began_as_target_layers": source_layers(recipe, family.target.config.num_hidden_layers),
                       "torch": torch.__version__, "device": family.target.device.type}
@@ -82,9 +87,12 @@ def distill(family, recipes: dict[str, Recipe], out: Path, *, budget: float, ans
         tell(f"{name}: {path} ({path.stat().st_size / 1e6:.1f} MB)")
 
 
-def fast_bf16(device: torch.device) -> bool:
-    """Whether bf16 products are quicker than fp32 ones there; on CPUs with native bf16 training gains 1.5 to 2 times."""
-    return device.type == "cuda" or (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+def beginning(path: Path, name: str) -> dict[str, torch.Tensor]:
+    """The weights another drafter ended with; ValueError if it has not been made."""
+    if not path.exists():
+        raise ValueError(f"{name} begins as {path.stem}, which is not there ({path}): make it first "
+                         f"(--drafter {path.stem} --drafter {name})")
+    return load_file(path)
 
 
 def describe(recipe: Recipe) -> str:

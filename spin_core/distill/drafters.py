@@ -19,7 +19,8 @@ class Recipe:
     """One drafter of the pool.
 
     ``layers`` it has, ``vocab`` ids it may draft; ``fed``: it also reads the target's states. ``rate`` is the peak
-    learning rate. ``depth``: how many tokens ahead a fed drafter is trained to run on its own states.
+    learning rate. ``depth``: how many tokens ahead a fed drafter is trained to run on its own states. ``begins``: the
+    drafter, made by the same script, whose weights and draft vocabulary it begins with instead of the target's layers.
     """
 
     layers: int
@@ -27,14 +28,15 @@ class Recipe:
     rate: float
     fed: bool = False
     depth: int = 1
+    begins: str | None = None
 
 
 RECIPES = {
     "pruned-1L-4k": Recipe(1, 4096, 1.5e-3),
     "pruned-2L-8k": Recipe(2, 8192, 1e-3),
     "pruned-4L-8k": Recipe(4, 8192, 1e-3),
-    "fed-1L-8k": Recipe(1, 8192, 8e-4, fed=True, depth=4),
-    "fed-2L-8k": Recipe(2, 8192, 8e-4, fed=True, depth=4),
+    "fed-1L-8k": Recipe(1, 8192, 8e-4, fed=True, depth=3),
+    "fed-2L-8k": Recipe(2, 8192, 6e-4, fed=True, depth=3, begins="pruned-2L-8k"),
 }
 
 
@@ -49,11 +51,9 @@ def draft_vocabulary(shard: Shard, size: int, vocab_size: int, stop_ids: tuple[i
 
 def source_layers(recipe: Recipe, total: int) -> list[int]:
     """Which of the target's ``total`` layers the drafter begins as: its ends, which read and write the embedding's
-    space; a fed drafter's input is already at the target's end, so it takes the last ones."""
+    space."""
     if recipe.layers > total:
         raise ValueError(f"a drafter of {recipe.layers} layers cannot be cut out of a target of {total}")
-    if recipe.fed:
-        return list(range(total - recipe.layers, total))
     front = (recipe.layers + 1) // 2
     return list(range(front)) + list(range(total - recipe.layers + front, total))
 
@@ -73,25 +73,28 @@ def prune(target: PreTrainedModel, recipe: Recipe, ids: Tensor) -> LlamaForCausa
         body.layers[i].load_state_dict(weights, assign=True)
     model.lm_head = nn.Linear(config.hidden_size, len(ids), bias=False, device="meta")
     model.lm_head.weight = nn.Parameter(target.get_output_embeddings().weight[ids.to(target.device)].detach().clone())
-    if recipe.fed:
-        eye = torch.eye(config.hidden_size, device=target.device)
-        # states are far larger than embeddings: begin with the two alike in size
-        scale = body.embed_tokens.weight.std() / body.norm.weight.abs().mean()
-        model.fuse.weight = nn.Parameter(torch.cat([eye, eye * scale], 1).detach())
+    if recipe.fed:                  # begin as the same drafter unfed
+        model.feed.weight = nn.Parameter(torch.zeros(config.hidden_size, config.hidden_size, device=target.device))
     model.requires_grad_(False)
     for parameter in own_parameters(model).values():
         parameter.requires_grad_(True)
     return model
 
 
+def feed_scale(model: LlamaForCausalLM) -> float:
+    """How much smaller embeddings are than states. Adam moves every weight by about the learning rate, so the weights
+    that read states must move that much less for their input to change as gently as the other weights' does."""
+    return float(model.model.embed_tokens.weight.std().detach() / model.model.norm.weight.detach().abs().mean())
+
+
 def own_parameters(model: LlamaForCausalLM) -> dict[str, nn.Parameter]:
     """What a drafter does not borrow from the target, under the names its file uses."""
     names = {name.removeprefix("model."): p for name, p in model.named_parameters()
-             if name.startswith(("model.layers.", "model.norm.", "fuse."))}
+             if name.startswith(("model.layers.", "model.norm.", "feed."))}
     return dict(sorted(names.items()))
 
 
 def save(path: Path, model: LlamaForCausalLM, ids: Tensor, metadata: dict[str, str]) -> None:
-    """bf16 safetensors: ``layers.<i>.*``, ``norm.weight``, ``draft_ids``, and ``fuse.weight`` if it is fed."""
+    """bf16 safetensors: ``layers.<i>.*``, ``norm.weight``, ``draft_ids``, and ``feed.weight`` if it is fed."""
     tensors = {name: p.detach().to("cpu", torch.bfloat16).contiguous() for name, p in own_parameters(model).items()}
     save_whole(path, {**tensors, "draft_ids": ids.to("cpu", torch.int32)}, metadata)

@@ -25,7 +25,7 @@ MAX_GAMMA = 8
 class Scores:
     """One sequence's answer of n tokens: ``hits [depth][n]``, whether the drafter's argmax, ``depth`` tokens behind
     the verified text, is the target's; ``overlap [n]``, sum min(p, q) at the first depth. ``waits``: the drafter has
-    nothing to say before the first token (it feeds on states that do not exist yet)."""
+    nothing to say before the first token: it feeds on states of a prompt that nobody has read yet."""
 
     hits: list[list[bool]]
     overlap: list[float]
@@ -94,5 +94,5 @@ def _score(drafter, ids, target, shard: Shard, states: States, rows: range, fed:
                 p = (hidden[b, said] @ (head if ids is None else head[ids]).T
                      - states.log_z[start + prompt - 1:start + length - 1, None].to(device)).exp()
                 overlap = torch.minimum(p, logits.softmax(-1)).sum(-1).tolist()
-        out.append(Scores(hits, overlap, fed))
+        out.append(Scores(hits, overlap, fed and prompt > 1))
     return out

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from spin_core.distill.corpus import Shard
-from spin_core.distill.drafters import Recipe, own_parameters, prune
+from spin_core.distill.drafters import Recipe, feed_scale, own_parameters, prune
 from spin_core.distill.evaluate import score, tokens_per_verification
 from spin_core.distill.states import States
 from spin_core.distill.unroll import NAME, unroll
@@ -98,8 +98,10 @@ def loss(model, recipe: Recipe, head: Tensor, batch: tuple[Tensor, ...]) -> Tens
 
 
 def train(target: PreTrainedModel, recipe: Recipe, ids: Tensor, data: Data, held: tuple[Shard, States], folder: Path,
-          settings: Settings, tell=print) -> tuple[PreTrainedModel, list[dict]]:
-    """Train from the pruned target, or go on from ``folder``'s checkpoint; the drafter and the log.
+          settings: Settings, first: dict[str, Tensor] | None = None, tell=print) -> tuple[PreTrainedModel, list[dict]]:
+    """Train from the pruned target (with the weights ``first`` in it), or go on from ``folder``'s checkpoint.
+
+    Returns the drafter and the log.
 
     A run that was killed and resumed ends with the same weights as one that was not, given ``steps`` (a number of
     steps found by timing is kept in the checkpoint).
@@ -110,8 +112,11 @@ def train(target: PreTrainedModel, recipe: Recipe, ids: Tensor, data: Data, held
     if recipe.fed:
         model.set_attn_implementation(NAME)
     parameters = own_parameters(model)
-    optimizer = torch.optim.AdamW(parameters.values(), lr=recipe.rate, betas=(.9, .95), weight_decay=.01,
-                                  fused=device.type == "cuda")
+    for name, tensor in (first or {}).items():
+        parameters[name].data.copy_(tensor)
+    scales = {name: feed_scale(model) if name.startswith("feed.") else 1.0 for name in parameters}
+    optimizer = torch.optim.AdamW([{"params": [p], "scale": scales[name]} for name, p in parameters.items()],
+                                  betas=(.9, .95), weight_decay=.01, fused=device.type == "cuda")
     path = folder / "checkpoint.pt"
     step, steps, log, spent = 0, settings.steps, [], 0.0
     if path.exists():
@@ -138,7 +143,7 @@ def train(target: PreTrainedModel, recipe: Recipe, ids: Tensor, data: Data, held
                 steps = max(step + 1, int(settings.seconds / ((marks[-1] - marks[2]) / (TIMING_STEPS - 3))))
         rate = recipe.rate * _schedule(step, steps)
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["scale"]
         with autocast():
             value = loss(model, recipe, head, data.gather(batches[at]))
         value.backward()

@@ -21,14 +21,14 @@ from spin_core.runtime import ModelRunner
 
 
 class FedLlama(LlamaForCausalLM):
-    """A Llama whose input is ``fuse [embedding(token at i); state at i - 1]``.
+    """A Llama whose input is ``embedding(token at i) + feed(state at i - 1)``.
 
     ``states [B, T, hidden]``: the state before each token; None is all zeros, as before a first token.
     """
 
     def __init__(self, config) -> None:
         super().__init__(config)
-        self.fuse = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+        self.feed = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
     def forward(self, input_ids: Tensor, states: Tensor | None = None, logits_to_keep: int | Tensor = 0,
                 **kwargs) -> CausalLMOutputWithPast:
@@ -38,9 +38,10 @@ class FedLlama(LlamaForCausalLM):
 
     def body(self, input_ids: Tensor, states: Tensor | None = None, **kwargs) -> Tensor:
         """The drafter's own states ``[B, T, hidden]``, which its head reads."""
-        embedded = self.model.embed_tokens(input_ids)
-        states = torch.zeros_like(embedded) if states is None else states.to(embedded.dtype)
-        return self.model(inputs_embeds=self.fuse(torch.cat([embedded, states], -1)), **kwargs).last_hidden_state
+        read = self.model.embed_tokens(input_ids)
+        if states is not None:
+            read = read + self.feed(states.to(read.dtype))
+        return self.model(inputs_embeds=read, **kwargs).last_hidden_state
 
 
 class FedDrafter(ModelDrafter):

@@ -95,6 +95,9 @@ def test_engine_confirms_the_counted_tokens_per_verification(made, family, name)
         requests = engine.generate(prompts, SamplingParams(max_new_tokens=30))
         shard = corpus.Shard.build([r.prompt_ids for r in requests], [r.output_ids for r in requests], [0.] * 4)
         states = compute(family.target, shard, family.vocab_size)
+        with torch.no_grad():               # in the engine's precision: half precision may tip an argmax
+            states.hidden = torch.cat([family.target.model(input_ids=torch.tensor([r.ids])).last_hidden_state[0]
+                                       for r in requests])
         scores = score(drafter.model, drafter.ids, family.target, shard, states, batch=3)
         assert tokens_per_verification(scores, gamma) == pytest.approx(
             engine.trace.metrics()["tokens_per_verification"])
@@ -126,8 +129,8 @@ def test_a_resumed_run_ends_with_the_same_weights(made, family, tmp_path, name, 
 
 
 def test_the_seed_fixes_the_data_and_an_interrupted_write_leaves_no_shard(family, tmp_path, monkeypatch):
-    quiet = dict(seed=2, shard_size=14, tell=lambda line: None)
-    generate(family, tmp_path / "a", 1200, **quiet)
+    quiet = dict(seed=2, shard_size=12, tell=lambda line: None)
+    generate(family, tmp_path / "a", 1500, **quiet)
     whole = [p.read_bytes() for p in corpus.paths(tmp_path / "a")]
     assert len(whole) > 2
 
@@ -142,11 +145,11 @@ def test_the_seed_fixes_the_data_and_an_interrupted_write_leaves_no_shard(family
     with monkeypatch.context() as patch:
         patch.setattr(corpus.os, "replace", failing)
         with pytest.raises(OSError, match="disk full"):
-            generate(family, tmp_path / "b", 1200, **quiet)
+            generate(family, tmp_path / "b", 1500, **quiet)
     assert len(corpus.paths(tmp_path / "b")) == 1
-    generate(family, tmp_path / "b", 1200, **quiet)
+    generate(family, tmp_path / "b", 1500, **quiet)
     assert [p.read_bytes() for p in corpus.paths(tmp_path / "b")] == whole
-    generate(family, tmp_path / "c", 1200, **quiet | {"seed": 3})
+    generate(family, tmp_path / "c", 1500, **quiet | {"seed": 3})
     assert [p.read_bytes() for p in corpus.paths(tmp_path / "c")] != whole
 
 
@@ -218,7 +221,7 @@ def test_a_drafter_borrows_embedding_and_head(family):
     model = prune(family.target, RECIPES["fed"], torch.arange(30))
     trained = own_parameters(model)
     assert model.model.embed_tokens.weight is family.target.model.embed_tokens.weight
-    assert not model.lm_head.weight.requires_grad and "fuse.weight" in trained
+    assert not model.lm_head.weight.requires_grad and "feed.weight" in trained
     assert {p for p in model.parameters() if p.requires_grad} == set(trained.values())
 
 
