@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from spin_core.runtime.cache import SlotCache
 
 
+# Keys per turn of a program's loop, warps of a program, loads in flight. Fixed, for autotuning needs a driver.
+BLOCK, WARPS, STAGES = 64, 4, 3
+
+
 @triton.jit
 def _attend_pieces(Q, K, V, OUT, LSE, PIECES, SEES, scale, q_head, q_token, slot_stride, head_stride,
                    KV: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr,
@@ -137,6 +141,6 @@ class KernelStep(TorchStep):
         common = dict(KV=kv, GROUP=group, ROWS=self.rows, DIM=dim, D=width, ACC=tl.float64 if double else tl.float32)
         _attend_pieces[count, kv](query, keys, values, parts, lse, self.pieces, self.sees, scale, query.stride(0),
                                   query.stride(1), keys.stride(0), keys.stride(1), **common,
-                                  BLOCK=64 if width <= 128 else 32)
+                                  BLOCK=BLOCK if width <= 128 else BLOCK // 2, num_warps=WARPS, num_stages=STAGES)
         _merge_pieces[len(self.tokens), kv](parts, lse, out, self.tokens, **common, G=triton.next_power_of_2(group))
         return out

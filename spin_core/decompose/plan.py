@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 STRATEGIES = ("auto", "padded", "grouped", "decomposed", "per-request")
 LARGE = 16          # a request with more queries than this reads a prompt: its products are big enough on their own
 NARROWEST = 16      # keys per piece, at the least, in the width search
-MARGIN = 0.95       # whatever takes more than a call per request must promise to save a twentieth: predictions err
+MARGIN = 0.97       # whatever takes more than a call per request must promise to save some: predictions err
 
 
 @dataclass(frozen=True)
