@@ -32,25 +32,26 @@ class Scores:
     waits: bool = False
 
 
-def verifications(hits: list[list[bool]], gamma: int, waits: bool = False) -> int:
-    """How many verifications the answer takes: each emits the accepted tokens of a chain and one more.
+def chain(hits: list[list[bool]], gamma: int, waits: bool = False) -> list[tuple[int, int]]:
+    """(drafted, accepted) of every verification of one answer: each emits the accepted tokens and one more.
 
     ``hits[d][t]``: token t is right when drafted as the (d + 1)-th of a chain; a drafter that does not care has one
     row. No chain is longer than what remains but one, as in the engine.
     """
-    length, steps, at = len(hits[0]), 0, 0
+    length, at, out = len(hits[0]), 0, []
     while at < length:
-        limit = 0 if waits and at == 0 else min(gamma, length - at - 1)
+        drafted = 0 if waits and at == 0 else min(gamma, length - at - 1)
         accepted = 0
-        while accepted < limit and hits[min(accepted, len(hits) - 1)][at + accepted]:
+        while accepted < drafted and hits[min(accepted, len(hits) - 1)][at + accepted]:
             accepted += 1
-        at, steps = at + accepted + 1, steps + 1
-    return steps
+        out.append((drafted, accepted))
+        at += accepted + 1
+    return out
 
 
 def tokens_per_verification(scores: list[Scores], gamma: int) -> float:
     """Emitted tokens over verifications, all sequences together."""
-    return sum(len(s.overlap) for s in scores) / sum(verifications(s.hits, gamma, s.waits) for s in scores)
+    return sum(len(s.overlap) for s in scores) / sum(len(chain(s.hits, gamma, s.waits)) for s in scores)
 
 
 @torch.inference_mode()

@@ -13,7 +13,7 @@ from spin_core.distill import corpus, train as training
 from spin_core.distill.command import distill, divide, load
 from spin_core.distill.decode import BatchDecoder
 from spin_core.distill.drafters import Recipe, draft_vocabulary, own_parameters, prune
-from spin_core.distill.evaluate import score, tokens_per_verification, verifications
+from spin_core.distill.evaluate import chain, score, tokens_per_verification
 from spin_core.distill.generate import generate
 from spin_core.distill.prompts import PromptWriter
 from spin_core.distill.states import compute
@@ -199,13 +199,13 @@ def test_draft_vocabulary_ranks_answers_and_keeps_stops():
     assert len(draft_vocabulary(shard, 99, 12, (2,))) == 12
 
 
-def test_verifications_by_hand():
+def test_chains_by_hand():
     hits = [[True, True, False, True, True, True]]
-    # chains of 2: tt+f, then ttt (the last token is the target's own)
-    assert verifications(hits, 2) == 2 and verifications(hits, 1) == 4
-    assert verifications([[False] * 5], 4) == 5 and verifications([[True] * 5], 4) == 1
-    assert verifications([[True] * 5, [False] * 5], 4) == 3         # good at first, lost on its own states
-    assert verifications([[True] * 5], 4, waits=True) == 2
+    assert chain(hits, 2) == [(2, 2), (2, 2)]               # the last token is the target's own
+    assert chain(hits, 1) == [(1, 1), (1, 0), (1, 1), (0, 0)]
+    assert chain([[False] * 3], 4) == [(2, 0), (1, 0), (0, 0)]
+    assert chain([[True] * 5, [False] * 5], 4) == [(4, 1), (2, 1), (0, 0)]         # lost on its own states
+    assert chain([[True] * 5], 4, waits=True) == [(0, 0), (3, 3)]
 
 
 def test_held_out_sequences_are_not_trained_on(family, made):

@@ -1,0 +1,256 @@
+"""The drafter pool, drafter by drafter and workload by workload: how often is each right, and what does it cost?
+
+The target answers the test split greedily; every drafter is then judged on that text. Greedy chains need no engine for
+that (:mod:`spin_core.distill.evaluate`), so one pass gives the outcome at every gamma. What a drafted token and a
+verification cost is measured on this machine, in isolation, at batch 1; speed-ups are predicted from both:
+
+    speed-up = tokens / sum over the steps of (drafted * c + v(drafted)),
+
+with c the drafter's pass and v(k) the target's pass over k + 1 rows, both in units of the target's one-row pass. This
+is Leviathan et al.'s (arXiv 2211.17192) tau / (gamma c + 1) with measured chains and a measured v in place of 1.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+
+from spin_core.bench import Bar, Report
+from spin_core.bench.products import interleaved
+from spin_core.distill.corpus import Shard
+from spin_core.distill.evaluate import MAX_GAMMA, chain, score
+from spin_core.distill.states import States, compute
+from spin_core.draft import FedLlama, NgramDrafter
+from spin_core.engine import Engine
+from spin_core.request import Request, SamplingParams
+from spin_core.runtime import ModelRunner
+
+DESCRIPTION = "every drafter's acceptance, cost and predicted speed-up by workload, and who is best for whom"
+WORKLOADS = ("instructions", "personas", "chat")
+# Where the answer is made of the prompt's own words.
+REPEATING = ("rewrite", "extract", "translate")
+# (drafted, accepted) of every verification of one answer
+Chain = list[tuple[int, int]]
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("--limit", type=int, help="prompts of each workload's test split (default all)")
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=15, help="interleaved repeats of every timing (default 15)")
+    parser.add_argument("--context", type=int, default=192, help="cached tokens while timing (default 192)")
+    parser.add_argument("--figures", metavar="DIR", help="save the figure best_ssm_share into this folder")
+
+
+@dataclass
+class Answers:
+    """The target's greedy answers, and where each prompt is from."""
+
+    shard: Shard
+    states: States
+    workloads: list[str]
+    categories: list[str]
+
+
+@dataclass
+class Judged:
+    """One drafter: per answer its alpha and agreement (means over tokens), and its chains at each gamma."""
+
+    alpha: list[float]
+    agreement: list[float]
+    chains: dict[int, list[Chain]]
+
+
+def run(args) -> Report:
+    from spin_core import zoo
+
+    family = zoo.load("smollm2")
+    answers = answer(family, args.limit, args.max_new_tokens)
+    judged = {name: judge(family, name, answers) for name in [*family.drafters, "ngram"]}
+    costs, verify = measure_costs(family, args.context, args.repeats)
+    report = summarise(judged, answers, costs, verify)
+    report.notes.append(f"{len(answers.workloads)} prompts, at most {args.max_new_tokens} tokens each, greedy; costs at batch 1 "
+                        f"with {args.context} cached tokens: v = " + ", ".join(f"{v:.2f}" for v in verify))
+    if args.figures:
+        save_figure(report, args.figures)
+    return report
+
+
+def answer(family, limit: int | None, max_new_tokens: int) -> Answers:
+    """Let the target answer the test splits."""
+    from spin_core.workloads import load_workload
+
+    prompts = [p for name in WORKLOADS for p in load_workload(name, split="test", limit=limit)]
+    engine = Engine(family, "none", max_batch=32, max_len=1024)
+    requests = engine.generate([p.messages for p in prompts], SamplingParams(max_new_tokens=max_new_tokens))
+    kept = [(p, r) for p, r in zip(prompts, requests) if r.output_ids]
+    shard = Shard.build([r.prompt_ids for _, r in kept], [r.output_ids for _, r in kept], [0.0] * len(kept))
+    return Answers(shard, compute(family.target, shard, family.vocab_size), [p.workload for p, _ in kept],
+                   [p.category for p, _ in kept])
+
+
+def judge(family, name: str, answers: Answers) -> Judged:
+    """Alpha, agreement and chains of one drafter on the answers."""
+    if name == "ngram":
+        return _judge_ngram(family, answers)
+    source = family.drafters[name]
+    scores = score(source.model, source.ids, family.target, answers.shard, answers.states)
+    return Judged([_mean(s.overlap) for s in scores], [_mean(s.hits[0]) for s in scores],
+                  {g: [chain(s.hits, g, s.waits) for s in scores] for g in range(1, MAX_GAMMA + 1)})
+
+
+def _judge_ngram(family, answers: Answers) -> Judged:
+    head = family.target.get_output_embeddings().weight.detach()
+    judged = Judged([], [], {g: [] for g in range(1, MAX_GAMMA + 1)})
+    for i in range(len(answers.workloads)):
+        prompt, text = answers.shard.sequence(i)
+        start = int(answers.shard.starts[i]) + len(prompt) - 1
+        guesses = _proposals(prompt, text, 1)
+        law = [(g[0], t) for t, g in enumerate(guesses) if g]
+        p = [float((answers.states.hidden[start + t].float() @ head[token] - answers.states.log_z[start + t]).exp())
+             for token, t in law]
+        judged.alpha.append(sum(p) / len(text))
+        judged.agreement.append(sum(text[t] == token for token, t in law) / len(text))
+        whole = _proposals(prompt, text, MAX_GAMMA)
+        for gamma, chains in judged.chains.items():
+            steps, at = [], 0
+            while at < len(text):
+                drafted = whole[at][:min(gamma, len(text) - at - 1)]
+                accepted = next((k for k, t in enumerate(drafted) if t != text[at + k]), len(drafted))
+                steps.append((len(drafted), accepted))
+                at += accepted + 1
+            chains.append(steps)
+    return judged
+
+
+def _proposals(prompt: list[int], text: list[int], count: int) -> list[list[int]]:
+    """What prompt lookup proposes before each token of the answer."""
+    drafter, request = NgramDrafter(), Request(prompt, SamplingParams(), slot=0)
+    out = []
+    for token in text:
+        out.append(drafter.propose([request], [count]).tokens.tolist())
+        request.output_ids.append(token)
+    return out
+
+
+def measure_costs(family, context: int, repeats: int) -> tuple[dict[str, float], list[float]]:
+    """c of every drafter, and v(k) for k = 0 to MAX_GAMMA drafted tokens, in units of the target's one-row pass."""
+    tokens = torch.arange(context) % family.vocab_size
+    target = ModelRunner(family.target, 1, context + MAX_GAMMA + 2, family.vocab_size)
+    target.forward([0], [context], tokens, [0])
+
+    def rows(count: int) -> None:
+        target.forward([0], [count], tokens[:count], list(range(count)))
+        target.cache.truncate(0, context)
+
+    work = {("rows", k): (lambda k=k: rows(k + 1)) for k in range(MAX_GAMMA + 1)}
+    for name, source in family.drafters.items():
+        fed = isinstance(source.model, FedLlama)
+        runner = ModelRunner(source.model, 1, context + 2, keep_states=fed)
+        runner.forward([0], [context], tokens, [0])
+        extra = {"states": torch.zeros(1, 1, family.target.config.hidden_size)} if fed else {}
+
+        def step(runner=runner, extra=extra) -> None:
+            runner.forward([0], [1], tokens[:1], [0], **extra).argmax(-1).tolist()
+            runner.cache.truncate(0, context)
+
+        work["draft", name] = step
+    lookup, request = NgramDrafter(), Request(tokens.tolist(), SamplingParams(), slot=0)
+    lookup.propose([request], [4])
+    work["draft", "ngram"] = lambda: lookup.propose([request], [1])
+    with torch.inference_mode():
+        times = interleaved(work, repeats)
+    one = times["rows", 0]
+    return ({name: t / one for (kind, name), t in times.items() if kind == "draft"},
+            [times["rows", k] / one for k in range(MAX_GAMMA + 1)])
+
+
+def seconds(chain: Chain, cost: float, verify: list[float], lookup: bool = False) -> float:
+    """What an answer takes, in one-row passes of the target. A lookup costs the same however long its draft is."""
+    return sum((cost if lookup else drafted * cost) + verify[drafted] for drafted, _ in chain)
+
+
+def tokens(chain: Chain) -> int:
+    """What an answer's verifications emit."""
+    return sum(accepted + 1 for _, accepted in chain)
+
+
+def summarise(judged: dict[str, Judged], answers: Answers, costs: dict[str, float], verify: list[float]) -> Report:
+    """One row per drafter and workload, "mix" last, and the bars."""
+    everyone = range(len(answers.workloads))
+    groups = {name: [i for i in everyone if answers.workloads[i] == name] for name in dict.fromkeys(answers.workloads)}
+    groups["mix"] = list(everyone)
+    spent = {name: {g: [seconds(c, costs[name], verify, name == "ngram") for c in chains]
+                    for g, chains in j.chains.items()} for name, j in judged.items()}
+    lengths = [tokens(c) for c in next(iter(judged.values())).chains[1]]
+
+    def speed(name: str, gamma: int, rows: list[int]) -> float:
+        return sum(lengths[i] for i in rows) / sum(spent[name][gamma][i] for i in rows)
+
+    # a request is served with its drafter's best gamma on the mix, as a fixed setting would be
+    setting = {name: max(spent[name], key=lambda g: speed(name, g, groups["mix"])) for name in judged}
+    best = [max(judged, key=lambda n: lengths[i] / spent[n][setting[n]][i]) for i in everyone]
+    rows_ = []
+    for workload, members in groups.items():
+        share = defaultdict(float)
+        for i in members:
+            share[best[i]] += 1 / len(members)
+        for name, j in judged.items():
+            gamma = max(spent[name], key=lambda g: speed(name, g, members))
+            taus = {f"tau{g}": _tau(j.chains[g], members) for g in j.chains}
+            rows_.append({"workload": workload, "drafter": name, "alpha": _mean([j.alpha[i] for i in members]),
+                          "agreement": _mean([j.agreement[i] for i in members]), **taus, "c": costs[name],
+                          "best_gamma": gamma, "speed_up": speed(name, gamma, members), "best_share": share[name]})
+    mix = {row["drafter"]: row for row in rows_ if row["workload"] == "mix"}
+    return Report("drafters", rows_, _bars(mix, judged, answers), [
+        "tau = tokens per verification; best_share: requests for which the drafter has the highest predicted speed, "
+        "each drafter at its best gamma on the mix (" + ", ".join(f"{n} {g}" for n, g in setting.items()) + ")"])
+
+
+def _bars(mix: dict[str, dict], judged: dict[str, Judged], answers: Answers) -> list[Bar]:
+    models = sorted((n for n in mix if n != "ngram"), key=lambda n: mix[n]["tau4"])
+    repeating = [i for i, c in enumerate(answers.categories) if c in REPEATING]
+    shares = sorted((row["best_share"] for row in mix.values()), reverse=True)
+    tau = {n: mix[n]["tau4"] for n in models}
+    return [Bar("tokens per verification at gamma 4, weakest model drafter", tau[models[0]], ">= 1.75"),
+            Bar("tokens per verification at gamma 4, middle model drafter", tau[models[len(models) // 2]], ">= 2.1"),
+            Bar("tokens per verification at gamma 4, strongest model drafter", tau[models[-1]], ">= 2.5"),
+            Bar(f"tokens per verification at gamma 4, ngram on {', '.join(REPEATING)}",
+                _tau(judged["ngram"].chains[4], repeating) if repeating else None, ">= 1.5"),
+            Bar("largest share of requests with one best drafter", shares[0], "<= 0.7"),
+            Bar("share of the third most frequent best drafter", shares[2] if len(shares) > 2 else None, ">= 0.05")]
+
+
+def _tau(chains: list[Chain], members: list[int]) -> float:
+    return sum(tokens(chains[i]) for i in members) / sum(len(chains[i]) for i in members)
+
+
+def _mean(values: list) -> float:
+    return sum(values) / max(1, len(values))
+
+
+def save_figure(report: Report, folder: str) -> None:
+    """``best_ssm_share``: for which share of the requests is each drafter best, by workload?"""
+    from matplotlib.figure import Figure
+
+    from spin_core import figures
+
+    workloads = list(dict.fromkeys(row["workload"] for row in report.rows))
+    drafters = list(dict.fromkeys(row["drafter"] for row in report.rows))
+    share = {(row["workload"], row["drafter"]): row["best_share"] for row in report.rows}
+    fig = Figure(figsize=(7, 3.2), layout="constrained")
+    axes, below = fig.subplots(), [0.0] * len(workloads)
+    for name in drafters:
+        heights = [share[w, name] for w in workloads]
+        axes.bar(workloads, heights, bottom=below, label=name, width=.65)
+        below = [b + h for b, h in zip(below, heights)]
+    axes.set_ylabel("share of requests")
+    fig.legend(loc="outside right", frameon=False, title="best drafter")
+    series = [{"label": name, "kind": "measured", "source": "python -m spin_core bench drafters", "x": workloads,
+               "y": [share[w, name] for w in workloads]} for name in drafters]
+    series.append({"label": "SPIN: LLaMA 265M, one of five SSMs, is best", "kind": "published",
+                   "source": "SPIN, motivation figure", "x": ["Alpaca", "ChatGPT Prompts"], "y": [.03, .40]})
+    figures.save("best_ssm_share", fig, series, directory=folder,
+                 caption="For which share of the requests each drafter is the fastest, by workload.",
+                 notes="Speeds are predicted from measured chains and measured costs at batch 1, greedy.")

@@ -1,0 +1,76 @@
+"""The drafters' benchmark on the tiny family: its counts against the engine, its arithmetic by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from spin_core.bench import drafters as bench
+from spin_core.distill.corpus import Shard
+from spin_core.distill.states import compute
+from spin_core.engine import Engine
+from spin_core.request import SamplingParams
+from tests import tiny
+
+PROMPTS = ["abcabcabc", "hello", "xyxyxyxy", "q"]
+
+
+@pytest.fixture(scope="module")
+def family():
+    return tiny.family(torch.float32)
+
+
+@pytest.fixture(scope="module")
+def answers(family) -> bench.Answers:
+    requests = Engine(family, "none", max_batch=4).generate(PROMPTS, SamplingParams(max_new_tokens=24))
+    shard = Shard.build([r.prompt_ids for r in requests], [r.output_ids for r in requests], [0.0] * 4)
+    return bench.Answers(shard, compute(family.target, shard, family.vocab_size), ["a", "a", "b", "b"],
+                         ["rewrite", "x", "y", "z"])
+
+
+@pytest.mark.parametrize("name", ["near", "subset", "same", "ngram"])
+def test_chains_are_what_the_engine_does(family, answers, name):
+    judged = bench.judge(family, name, answers)
+    for gamma in (1, 3):
+        for i, prompt in enumerate(PROMPTS):
+            engine = Engine(family, name, gamma=gamma, max_batch=1)
+            engine.generate([prompt], SamplingParams(max_new_tokens=24))
+            done = [(len(e.drafted), e.accepted) for e in engine.trace.events if e.kind == "step"]
+            chain = judged.chains[gamma][i]
+            assert [d for d, _ in chain] == [d for d, _ in done] and sum(a for _, a in chain[:-1]) == sum(
+                a for _, a in done[:-1])
+
+
+def test_alpha_of_the_target_itself_is_one(family, answers):
+    judged = bench.judge(family, "same", answers)
+    assert judged.alpha == pytest.approx([1.0] * 4, abs=5e-3) and judged.agreement == [1.0] * 4
+
+
+def test_seconds_and_shares_by_hand(answers):
+    assert bench.seconds([(2, 2), (1, 0)], .1, [1.0, 1.2, 1.5]) == pytest.approx(.2 + 1.5 + .1 + 1.2)
+    assert bench.seconds([(2, 2), (0, 0)], .1, [1.0, 1.2, 1.5], lookup=True) == pytest.approx(.1 + 1.5 + .1 + 1.0)
+    good, bad = [(1, 1)] * 5, [(1, 0)] * 10
+    mixed = [good, good, bad, good]
+    judged = {"ngram": bench.Judged([.5] * 4, [.5] * 4, {1: mixed, 4: mixed}),
+              "m": bench.Judged([.6] * 4, [.6] * 4, {g: [bad, good, good, bad] for g in (1, 4)})}
+    report = bench.summarise(judged, answers, {"ngram": 0.0, "m": .2}, [1.0, 1.1])
+    table = {(r["workload"], r["drafter"]): r for r in report.rows}
+    assert table["a", "ngram"]["best_share"] == 1.0 and table["b", "m"]["best_share"] == .5
+    assert table["mix", "ngram"]["tau1"] == pytest.approx(40 / 25)
+    assert table["a", "ngram"]["speed_up"] == pytest.approx(20 / 11)
+
+
+def test_report_and_figure(family, answers, tmp_path):
+    names = ["near", "other", "ngram"]
+    judged = {n: bench.judge(family, n, answers) for n in names}
+    served = SimpleNamespace(drafters={n: family.drafters[n] for n in names[:2]}, target=family.target,
+                             vocab_size=family.vocab_size)
+    costs, verify = bench.measure_costs(served, 20, 1)
+    assert verify[0] == 1.0 and costs["near"] > costs["ngram"] > 0
+    report = bench.summarise(judged, answers, costs, verify)
+    for workload in ("a", "b", "mix"):
+        assert sum(r["best_share"] for r in report.rows if r["workload"] == workload) == pytest.approx(1)
+    bench.save_figure(report, str(tmp_path))
+    assert (tmp_path / "best_ssm_share.json").exists()
