@@ -1,5 +1,47 @@
-"""Lossless accept / reject: the text follows the target's law whatever the drafter proposes."""
+"""Lossless accept / reject: the text follows the target's law whatever the drafter proposes.
 
-from spin_core.verify.chain import Verdict, verify_chain
+On a CUDA device the verdict comes from one fused Triton kernel, elsewhere from the torch reference that the kernel
+must equal. Trees of drafted tokens are verified by :func:`verify_tree`.
+"""
 
-__all__ = ["Verdict", "verify_chain"]
+from __future__ import annotations
+
+from functools import cache
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from spin_core.draft.base import Draft
+from spin_core.sampling import SamplingBatch
+from spin_core.verify import chain
+from spin_core.verify.chain import Verdict
+from spin_core.verify.tree import Tree, TreeVerdict, verify_tree
+
+__all__ = ["Tree", "TreeVerdict", "Verdict", "verify_chain", "verify_tree"]
+
+
+def verify_chain(logits: Tensor, draft: Draft, sampling: SamplingBatch, position: Tensor,
+                 max_draft: int | None = None) -> Verdict:
+    """:func:`spin_core.verify.chain.verify_chain`, by whatever is fastest where the logits are.
+
+    ``max_draft``, if given, is an upper bound of the drafted tokens of any request, known without asking the device:
+    ``tokens`` then has ``max_draft + 1`` columns, and on a CUDA device nothing waits for it.
+    """
+    if logits.is_cuda and logits.dtype != torch.float64 and _kernel() is not None:
+        return _kernel().verify_chain(logits, draft, sampling, position, max_draft)
+    verdict = chain.verify_chain(logits, draft, sampling, position)
+    if max_draft is not None:
+        missing = max_draft + 1 - verdict.tokens.shape[1]
+        verdict.tokens = torch.nn.functional.pad(verdict.tokens, (0, missing), value=-1)
+    return verdict
+
+
+@cache
+def _kernel() -> ModuleType | None:
+    """The Triton kernel's module, where Triton is installed."""
+    try:
+        from spin_core.verify import kernel
+    except ImportError:
+        return None
+    return kernel

@@ -233,7 +233,7 @@ def _verify(LOGITS, TOKENS, CU, PROBS, PROB_ROW, MAP, TEMPERATURE, TOP_K, TOP_P,
             OUT, ACCEPTED, FAILED, PARTS, WINNERS, LAWS, ARRIVED, COUNTERS, QUEUE,
             batch, vocab, width, chunks, logits_stride, probs_stride,
             SOFT: tl.constexpr, SUBSET: tl.constexpr, CHUNKS: tl.constexpr, WIDTH: tl.constexpr,
-            BLOCK: tl.constexpr, TILES: tl.constexpr):
+            BLOCK: tl.constexpr, TILES: tl.constexpr, DRAWN: tl.constexpr):
     """COUNTERS: tickets taken, queue entries made, requests done. The rest: see :func:`verify_chain`."""
     batch = batch.to(tl.int64)
     ticket = tl.atomic_add(COUNTERS, 1)
@@ -271,7 +271,7 @@ def _verify(LOGITS, TOKENS, CU, PROBS, PROB_ROW, MAP, TEMPERATURE, TOP_K, TOP_P,
             floor = tl.load(LAWS + b * 3 + 2, mask=known, other=-_INF)
             peak, total, speed_p, winner_p, speed_r, winner_r = _draw(
                 ROW, PROBS + law * probs_stride, MAP, first, vocab, scale, peak, inverse, floor, drafted, law >= 0,
-                seed, position, SUBSET, SOFT, BLOCK, TILES)
+                seed, position, SUBSET, SOFT, DRAWN, BLOCK * TILES // DRAWN)
             tl.store(parts + chunk, peak)
             tl.store(parts + CHUNKS + chunk, total)
             tl.store(parts + 2 * CHUNKS + chunk, speed_p)
@@ -345,16 +345,16 @@ def _verify(LOGITS, TOKENS, CU, PROBS, PROB_ROW, MAP, TEMPERATURE, TOP_K, TOP_P,
 
 
 def verify_chain(logits: Tensor, draft: Draft, sampling: SamplingBatch, position: Tensor,
-                 max_draft: int | None = None, *, block: int = 4096, tiles: int = 4, programs: int | None = None
-                 ) -> Verdict:
+                 max_draft: int | None = None, *, block: int = 8192, tiles: int = 2, drawn: int = 1024,
+                 programs: int | None = None) -> Verdict:
     """:func:`spin_core.verify.chain.verify_chain` in one launch after one that clears the queue.
 
     ``logits [N + B, V]`` fp32, bf16 or fp16 with contiguous rows, on a CUDA device or in Triton's interpreter.
     ``max_draft``, if given, bounds the number of drafted tokens of a request; ``tokens`` then has ``max_draft + 1``
     columns, and nothing here waits for the device. Without it the largest count is asked from the device.
 
-    ``block`` columns are loaded at a time and ``tiles`` blocks make a chunk, ``programs`` take chunks from the queue
-    (default: four for each multiprocessor).
+    ``block`` columns are loaded at a time (``drawn`` in a race, which keeps more about each) and ``tiles`` blocks make
+    a chunk; ``programs`` take chunks from the queue (default: two for each multiprocessor, what its registers hold).
 
     Raises ValueError if the shapes do not fit together or the logits are of another type.
     """
@@ -381,7 +381,7 @@ def verify_chain(logits: Tensor, draft: Draft, sampling: SamplingBatch, position
         block = min(block, max(16, triton.next_power_of_2(vocab)))
         chunks = triton.cdiv(vocab, block * tiles)
         if programs is None:
-            programs = 4 * torch.cuda.get_device_properties(device).multi_processor_count if logits.is_cuda else 2
+            programs = 2 * torch.cuda.get_device_properties(device).multi_processor_count if logits.is_cuda else 2
         programs = min(programs, batch * chunks)
         # entries made: a READ or BONUS for each row and a DRAW for each request; programs wait beyond them
         entries = drafted + 2 * batch + triton.cdiv(programs, chunks) + 1
@@ -396,7 +396,8 @@ def verify_chain(logits: Tensor, draft: Draft, sampling: SamplingBatch, position
             sampling.min_p, sampling.seed, position, tokens, accepted, failed, parts, winners, laws,
             shared, shared[batch:], shared[batch + 3:], batch, vocab, width, chunks, logits.stride(0),
             0 if probs is None else probs.stride(0), SOFT=probs is not None, SUBSET=subset is not None,
-            CHUNKS=width_of, WIDTH=triton.next_power_of_2(width), BLOCK=block, TILES=tiles, num_warps=8)
+            CHUNKS=width_of, WIDTH=triton.next_power_of_2(width), BLOCK=block, TILES=tiles,
+            DRAWN=min(drawn, block), num_warps=8)
     return Verdict(accepted, tokens, failed.view(torch.bool))
 
 

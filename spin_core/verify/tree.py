@@ -1,0 +1,185 @@
+"""Tree verification in plain torch: several proposals for a position, and the law of the text still the target's.
+
+SpecInfer (arXiv 2305.09781), multi-step speculative sampling: at a node test its children one after the other. Child
+x, drawn from q, is accepted with probability min(1, p(x) / q(x)); a rejection leaves p <- (p - q)+ normalised for the
+next child, and when none is left the token is drawn from what remains of p. Each step is exact *if q is the law that
+child was drawn from, given the children rejected before it*. So the way children are drawn decides the q they are
+tested with, and a way of drawing without such a q is refused:
+
+``independent``          each child from its own q, whatever its siblings are; equal siblings stay separate nodes. They
+                         may come from different drafters.
+``without_replacement``  one after the other from one q, each time without the ones already drawn: the i-th child has
+                         the law q without its elder siblings, normalised (Sequoia, arXiv 2402.12374).
+``top_k``                the likeliest ones, or anything else that is a function of the past: one-hot, whatever scores
+                         led to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spin_core.draft.base import Draft
+from spin_core.randomness import ACCEPT, RESIDUAL, race, uniform
+from spin_core.sampling import SamplingBatch, probabilities
+from spin_core.verify.chain import Verdict, accepts, residual
+
+WAYS = ("independent", "without_replacement", "top_k")
+_BIASED = {
+    "deduplicated": "merging equal siblings that were drawn independently changes the law of the ones that are left. "
+                    "Keep them as separate nodes (independent), or draw without_replacement",
+}
+
+
+@dataclass
+class Tree(Draft):
+    """Token trees for B requests: a :class:`Draft` in which request b's nodes ``cu[b]:cu[b+1]`` form a tree.
+
+    ``parents [N]`` int64, the parent's place among the nodes of its request, or -1 for a child of the committed text;
+    parents come before their children, and children are tested in the order of the nodes.
+    ``way``, one of :data:`WAYS`, says how siblings were drawn.
+    ``prob_row [N]`` names the law at the *parent* that the node was drawn from; -1 is one-hot, allowed in every way:
+    a drawn token treated as one-hot costs acceptance but not the law.
+
+    Raises ValueError for a way of drawing that no test makes lossless, and for trees that contradict their way.
+    """
+
+    parents: Tensor | None = None
+    way: str = "independent"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.way not in WAYS:
+            reason = _BIASED.get(self.way, f"known ways are {', '.join(WAYS)}")
+            raise ValueError(f"children drawn {self.way!r} cannot be verified: {reason}")
+        if self.parents is None:        # chains
+            self.parents = torch.cat([torch.arange(n) - 1 for n in [0, *self.counts.tolist()]]).to(self.tokens)
+        for b, (parents, tokens, laws) in enumerate(self._requests()):
+            if any(not -1 <= parent < node for node, parent in enumerate(parents)):
+                raise ValueError(f"request {b}: a parent is -1 or a node before its child, got parents {parents}")
+            if self.way == "top_k" and any(law >= 0 for law in laws):
+                raise ValueError(f"request {b}: top_k children are no draw from their scores, so testing them with "
+                                 "these is biased; their q is one-hot (prob_row -1)")
+            if self.way == "without_replacement":
+                drawn = [(parent, token) for parent, token, law in zip(parents, tokens, laws) if law >= 0]
+                if len(set(drawn)) < len(drawn):
+                    raise ValueError(f"request {b}: equal siblings cannot have been drawn without_replacement")
+                if len(set(zip(parents, laws))) > len(set(parents)):
+                    raise ValueError(f"request {b}: siblings drawn without_replacement share one law")
+
+    def _requests(self) -> Iterator[tuple[list[int], list[int], list[int]]]:
+        """Parents, tokens and law rows of each request."""
+        columns = self.parents.tolist(), self.tokens.tolist(), self.prob_row.tolist()
+        for start, end in zip(self.cu.tolist(), self.cu[1:].tolist()):
+            yield tuple(column[start:end] for column in columns)
+
+    def law(self, node: int, vocab: int) -> Tensor:
+        """``[V]``: the law that node (of all N) was drawn from, before its siblings are considered."""
+        row = int(self.prob_row[node])
+        if row < 0:
+            return torch.nn.functional.one_hot(self.tokens[node], vocab).float()
+        if self.ids is None:
+            return self.probs[row]
+        return self.probs.new_zeros(vocab).index_copy_(0, self.ids, self.probs[row])
+
+
+@dataclass
+class TreeVerdict(Verdict):
+    """A :class:`Verdict` with ``path [B, depth_max]`` int64: the accepted nodes, places in their request, then -1."""
+
+    path: Tensor
+
+
+def laws_of_children(way: str, tokens: list[int], laws: list[Tensor]) -> list[Tensor]:
+    """The q each child is tested with: its law given that the children before it were drawn and rejected.
+
+    ``laws`` holds the law each child was drawn from, unconditionally.
+    """
+    if way != "without_replacement":
+        return laws
+    given = []
+    for i, law in enumerate(laws):
+        left = law.index_fill(0, torch.tensor(tokens[:i], dtype=torch.int64, device=law.device), 0.0)
+        mass = left.sum()
+        given.append(left / mass if mass > 0 else left)     # no mass: it cannot have been drawn; then q = 0
+    return given
+
+
+def multi_step(p: Tensor, laws: list[Tensor]) -> list[Tensor]:
+    """``[V]`` each: what is left of p when the first 0, 1, ... all children have been rejected, normalised.
+
+    Entry i is the law child i is tested against; the last one is the law of the token drawn if none is accepted.
+    """
+    left = [p]
+    for q in laws:
+        rest = residual(left[-1], q)
+        left.append(rest / rest.sum())
+    return left
+
+
+def verify_tree(logits: Tensor, draft: Tree, sampling: SamplingBatch, position: Tensor) -> TreeVerdict:
+    """Walk down every request's tree as far as children are accepted and draw one token more.
+
+    ``logits [N + B, V]``: request b's rows start at ``draft.cu[b] + b`` with the law behind the committed text, then
+    the law behind each of its nodes. ``sampling`` has B rows. ``position [B]`` int64, the absolute index of the first
+    token being decided. For a tree that is a chain the verdict is that of ``verify_chain``, draw by draw.
+
+    A request fails, alone, if a row on its way has no law. Raises ValueError if the shapes do not fit together.
+    """
+    batch, nodes = len(sampling), draft.tokens.shape[0]
+    if logits.dim() != 2 or logits.shape[0] != nodes + batch:
+        raise ValueError(f"verify_tree: {nodes} nodes of {batch} requests need {nodes + batch} rows of logits, "
+                         f"got {tuple(logits.shape)}")
+    if draft.cu.shape[0] != batch + 1 or position.shape[0] != batch:
+        raise ValueError(f"verify_tree: {batch} sampling rows, {draft.cu.shape[0] - 1} trees, {position.shape[0]} "
+                         "positions: these must be equal")
+    start = draft.cu.tolist()
+    walks = [_walk(logits[start[b] + b:start[b + 1] + b + 1], draft, start[b], parents, tokens,
+                   sampling.rows(slice(b, b + 1)), position[b:b + 1])
+             for b, (parents, tokens, _) in enumerate(draft._requests())]
+    depth = max((_depth(parents) for parents, _, _ in draft._requests()), default=0)
+
+    def padded(rows: list[list[int]], width: int) -> Tensor:
+        rows = [row + [-1] * (width - len(row)) for row in rows]
+        return torch.tensor(rows, dtype=torch.int64, device=logits.device).view(batch, width)
+
+    accepted = torch.tensor([len(path) for path, _ in walks], dtype=torch.int64, device=logits.device)
+    failed = torch.tensor([not emitted for _, emitted in walks], dtype=torch.bool, device=logits.device)
+    return TreeVerdict(accepted, padded([emitted for _, emitted in walks], depth + 1), failed,
+                       padded([path for path, _ in walks], depth))
+
+
+def _walk(logits: Tensor, draft: Tree, start: int, parents: list[int], tokens: list[int], sampling: SamplingBatch,
+          position: Tensor) -> tuple[list[int], list[int]]:
+    """One request: the accepted nodes and the emitted tokens, both empty for a failure."""
+    node, path, emitted = -1, [], []
+    while True:
+        p = probabilities(logits[node + 1:node + 2], sampling)[0]
+        if p.isnan().any():
+            return [], []
+        children = [i for i, parent in enumerate(parents) if parent == node]
+        drawn = [draft.law(start + i, p.shape[0]) for i in children]
+        laws = laws_of_children(draft.way, [tokens[i] for i in children], drawn)
+        left = multi_step(p, laws)
+        here = position + len(path)
+        for k, (child, q) in enumerate(zip(children, laws)):
+            # `base` counts the tests at one position, so that siblings meet independent noise
+            if accepts(uniform(sampling.seed, here, ACCEPT, k), left[k][tokens[child]], q[tokens[child]]):
+                node = child
+                path.append(child)
+                emitted.append(tokens[child])
+                break
+        else:
+            emitted += race(left[-1].unsqueeze(0), sampling.seed, here, RESIDUAL).tolist()
+            return path, emitted
+
+
+def _depth(parents: list[int]) -> int:
+    """Nodes on the longest way down."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 + (depths[parent] if parent >= 0 else 0))
+    return max(depths, default=0)
