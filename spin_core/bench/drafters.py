@@ -70,8 +70,8 @@ def run(args) -> Report:
     judged = {name: judge(family, name, answers) for name in [*family.drafters, "ngram"]}
     costs, verify = measure_costs(family, args.context, args.repeats)
     report = summarise(judged, answers, costs, verify)
-    report.notes.append(f"{len(answers.workloads)} prompts, at most {args.max_new_tokens} tokens each, greedy; costs at batch 1 "
-                        f"with {args.context} cached tokens: v = " + ", ".join(f"{v:.2f}" for v in verify))
+    report.notes.append(f"{len(answers.workloads)} prompts, at most {args.max_new_tokens} tokens each, greedy; costs at "
+                        f"batch 1 with {args.context} cached tokens: v = " + ", ".join(f"{v:.2f}" for v in verify))
     if args.figures:
         save_figure(report, args.figures)
     return report

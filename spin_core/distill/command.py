@@ -30,11 +30,12 @@ def add_arguments(parser) -> None:
     parser.add_argument("--shard", type=int, help="sequences generated at once (default 96, on a GPU 2048)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, default=Path("runs/distill"), help="folder for data, checkpoints and weights")
+    parser.add_argument("--out", type=Path, default=Path("runs/distill"),
+                        help="folder for data, checkpoints and weights")
 
 
 def run(args) -> int:
-    """Make the drafters asked for. A run that was interrupted goes on where it was. Raises ValueError for unknown names."""
+    """Make the drafters asked for; an interrupted run goes on where it was. ValueError for unknown names."""
     from spin_core import zoo
     from spin_core.workloads import load_workload
 

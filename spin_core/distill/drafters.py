@@ -59,7 +59,7 @@ def source_layers(recipe: Recipe, total: int) -> list[int]:
 
 
 def prune(target: PreTrainedModel, recipe: Recipe, ids: Tensor) -> LlamaForCausalLM:
-    """A drafter around ``target``'s embedding and its head's rows at ``ids``, both frozen. Everything else is a copy."""
+    """A drafter around ``target``'s embedding and its head's rows at ``ids``, both frozen; the rest is a copy."""
     chosen = source_layers(recipe, target.config.num_hidden_layers)
     config = copy.deepcopy(target.config)
     config.num_hidden_layers, config.tie_word_embeddings = len(chosen), False

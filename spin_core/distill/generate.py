@@ -61,7 +61,8 @@ def make_shard(family: Family, decoder: BatchDecoder, number: int, seed: int, si
     temperatures = [0.0 if i < -(-size // corpus.HELD_OUT) else rng.choice(TEMPERATURES) for i in range(size)]
     # short and long prompts apart: a batch is as wide as its widest
     answers: list[list[int]] = [[] for _ in prompts]
-    for group in ([i for i, p in enumerate(prompts) if len(p) <= SHORT], [i for i, p in enumerate(prompts) if len(p) > SHORT]):
+    for long in (False, True):
+        group = [i for i, p in enumerate(prompts) if (len(p) > SHORT) == long]
         if group:
             texts = decoder([prompts[i] for i in group], [temperatures[i] for i in group], MAX_ANSWER, generator)
             for i, text in zip(group, texts):

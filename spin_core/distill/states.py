@@ -71,7 +71,8 @@ def cached(model: PreTrainedModel, shard: Shard, vocab_size: int, path: Path) ->
 
 def fast_bf16(device: torch.device) -> bool:
     """Whether bf16 products are much quicker than fp32 ones: on GPUs, and on CPUs with instructions for them."""
-    return device.type == "cuda" or (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return device.type == "cuda" or (torch.backends.mkldnn.is_available()
+                                     and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _batches(lengths: Tensor, batch_tokens: int) -> Iterator[Tensor]:

@@ -172,14 +172,15 @@ def train(target: PreTrainedModel, recipe: Recipe, ids: Tensor, data: Data, held
 
 
 def _schedule(step: int, steps: int | None) -> float:
-    """Share of the peak rate: up over the first 4 %, then down to zero. While the length is unknown: a careful start."""
+    """Share of the peak rate: up over the first 4 %, then down to zero. Length still unknown: a careful start."""
     if steps is None:
         return .02 * (step + 1)
     warm = max(1, int(WARM_UP * steps))
     return min((step + 1) / warm, (steps - step) / max(1, steps - warm))
 
 
-def _checkpoint(path: Path, parameters, optimizer, step: int, steps: int | None, log: list[dict], seconds: float) -> None:
+def _checkpoint(path: Path, parameters, optimizer, step: int, steps: int | None, log: list[dict],
+                seconds: float) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     torch.save({"parameters": {n: p.detach() for n, p in parameters.items()}, "optimizer": optimizer.state_dict(),
@@ -191,8 +192,8 @@ def _bar(entry: dict, steps: int, per_epoch: int) -> str:
     done = int(20 * entry["step"] / steps)
     left = entry["seconds"] / entry["step"] * (steps - entry["step"])
     return (f"[{'#' * done}{'.' * (20 - done)}] step {entry['step']}/{steps} (epoch {entry['step'] / per_epoch:.1f})  "
-            f"loss {entry['loss']:.4f}  held out: {entry['held_out_tokens_per_verification']:.3f} tokens per verification, "
-            f"agreement {entry['held_out_agreement']:.3f}, sum min(p, q) {entry['held_out_overlap']:.3f}  "
+            f"loss {entry['loss']:.4f}  held out: {entry['held_out_tokens_per_verification']:.3f} tokens per "
+            f"verification, agreement {entry['held_out_agreement']:.3f}, sum min(p, q) {entry['held_out_overlap']:.3f}  "
             f"{left / 60:.1f} min left")
 
 

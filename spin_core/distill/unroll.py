@@ -33,7 +33,8 @@ def unrolled_attention(module, query: Tensor, key: Tensor, value: Tensor, attent
         text = query @ earlier[0][0].transpose(2, 3) * scaling
         visible = torch.ones(length, length, dtype=torch.bool, device=query.device).tril(-depth)
         text = text.masked_fill(~visible, -torch.inf)
-        drafted = [(shift(k, depth - d), shift(v, depth - d)) for d, (k, v) in enumerate([*earlier[1:], (key, value)], 1)]
+        drafted = [(shift(k, depth - d), shift(v, depth - d))
+                   for d, (k, v) in enumerate([*earlier[1:], (key, value)], 1)]
         scores = [(query * k).sum(-1, keepdim=True) * scaling for k, _ in drafted]
         weights = torch.cat([text, *scores], -1).float().softmax(-1).to(query.dtype)
         out = weights[..., :length] @ earlier[0][1]
