@@ -13,6 +13,7 @@ from spin_core.decompose import STRATEGIES
 from spin_core.decompose.attend import Workspace
 from spin_core.decompose.costs import fastest
 from spin_core.decompose.layout import Heads
+from spin_core.decompose.modern import FlexStep, PaddedView, VarlenStep
 from spin_core.decompose.strategies import Attention, step_class
 from spin_core.runtime.batch import RaggedBatch
 from spin_core.runtime.cache import SlotCache
@@ -60,22 +61,23 @@ def run(args) -> Report:
                 errors.append(error)
     at_16 = [r for r in rows if r["batch"] == 16 and r["skew"] == ("one long" if gpu else "alpaca") and r["q"] == 5]
     long = [r["touched"] / r["keys"] for r in rows if r["skew"] == "one long"]
-    gain = [r["padded_us"] / r["decomposed_us"] for r in at_16]
+    gain = [min(r["padded_us"], r["padded_view_us"]) / r["decomposed_us"] for r in at_16]
     bars = [Bar("keys touched by decomposed over keys needed, one long and many short", max(long), "<= 1.1")]
     if gpu:
-        limits = [r["decomposed_us"] / r["unpadded_us"] for r in at_16 if r["unpadded_us"]]
-        bars += [Bar("padded / decomposed, batch 16, one long and many short", max(gain, default=None), ">= 1.58"),
+        limits = [r["decomposed_us"] / min(r["flex_us"], r["varlen_us"]) for r in at_16]
+        bars += [Bar("padded (its better form) / decomposed, batch 16, one long and many short", max(gain, default=None), ">= 1.58"),
                  Bar("decomposed / the better unpadded kernel of today, same", max(limits, default=None), "<= 1.15")]
     else:
-        bars += [Bar("padded / decomposed, batch 16, Alpaca-like", min(gain, default=None), ">= 1.5"),
+        bars += [Bar("padded (its better form) / decomposed, batch 16, Alpaca-like", min(gain, default=None), ">= 1.5"),
                  Bar("the best strategy / auto, at worst", min(r["best_over_auto"] for r in rows), ">= 0.97")]
     return Report("verify-attention", rows, bars, [
         f"{heads.kv * heads.group} heads over {heads.kv} kv heads of {dim}, {dtype}, {torch.get_num_threads()} threads; "
         f"us per layer, the fastest of {args.repeats} interleaved rounds over {LAYERS} layers",
         "plan_us: planning and layout, once per step and not per layer",
         f"largest difference between strategies {max(errors):.1e}",
+        "padded_view: the padded batch without gathering, if slots and memory allow; the bars take the better of the two",
         *(["recorded as CUDA graphs: the device's time alone",
-           "unpadded_us: the better of flex attention with a block mask and flash attention over packed sequences"]
+           "flex: flex attention with a block mask; varlen: flash attention over sequences packed beforehand"]
           if gpu else [])])
 
 
@@ -95,7 +97,7 @@ def _case(keys: list[int], queries: int, heads: Heads, dim: int, dtype, device, 
         cls = step_class(name, cache)
         of[name] = (made.pools, made.alone, cls)        # strategies may come to the same plan: timed once, not raced
         steps.setdefault(of[name], cls(made, batch, cache, heads, workspace))
-    for name, make in _limits(device).items():
+    for name, make in _others(device).items():
         of[name] = name
         steps[name] = make(batch, cache)
     outs = {key: step.attend(0, query, dim ** -0.5).float() for key, step in steps.items()}
@@ -103,11 +105,12 @@ def _case(keys: list[int], queries: int, heads: Heads, dim: int, dtype, device, 
              for step in steps.values()]
     times = dict(zip(steps, fastest(calls, device, repeats)))
     us = {name: times[key] * 1e6 for name, key in of.items()}
-    limits = [us.pop(name) for name in _limits(device)]
+    others = {name: us.pop(name) for name in _others(device)}
+    view = others.pop("padded_view")
     auto, pieces = steps[of["auto"]].plan, steps[of["decomposed"]].plan
     row = {"keys": pieces.kv_true, "touched": pieces.kv_touched, "width": pieces.width,
            **{f"{name}_us".replace("-", "_"): value for name, value in us.items()},
-           **({"unpadded_us": min(limits)} if limits else {}),
+           "padded_view_us": view, **{f"{name}_us": value for name, value in others.items()},
            "best_over_auto": min(us.values()) / us["auto"],
            "auto_pools": sum(len(pool.requests) for pool in auto.pools), "plan_us": _planning(keys, batch, cache, heads) * 1e6}
     reference = outs[of["per-request"]]
@@ -125,9 +128,8 @@ def _planning(keys, batch, cache, heads) -> float:
     return statistics.median(times)
 
 
-def _limits(device: torch.device) -> dict:
+def _others(device: torch.device) -> dict:
+    """Ways that only the benchmark knows."""
     if device.type != "cuda":
-        return {}
-    from spin_core.decompose.modern import FlexStep, VarlenStep
-
-    return {"flex": FlexStep, "varlen": VarlenStep}
+        return {"padded_view": PaddedView}
+    return {"padded_view": PaddedView, "flex": FlexStep, "varlen": VarlenStep}

@@ -104,25 +104,26 @@ class KernelStep(TorchStep):
     """
 
     def __init__(self, made: Plan, batch: "RaggedBatch", cache: "SlotCache", heads: Heads, workspace: Workspace) -> None:
-        super().__init__(Plan(made.strategy, made.lengths, made.q_lens, (), made.alone), batch, cache, heads, workspace)
-        self.plan = made
-        device = cache.k[0].device
+        if made.alone:
+            super().__init__(Plan(made.strategy, made.lengths, made.q_lens, (), made.alone), batch, cache, heads, workspace)
+        self.plan, self.batch, self.cache, self.workspace, self.heads = made, batch, cache, workspace, heads
         pieces, tokens = [], []
+        sees = np.zeros(len(batch.tokens), dtype=np.int64)
         for pool in made.pools:
-            at = {b: [] for b in pool.requests}
             for piece in pool.pieces:
                 b = piece.request
-                at[b].append(len(pieces))
+                if not tokens or tokens[-1][0] != batch.starts[b] + batch.counts[b] - 1:    # its first piece
+                    bits = among(batch, b).astype(np.int64) << np.arange(batch.counts[b])
+                    sees[batch.starts[b]:batch.starts[b] + batch.counts[b]] = bits.sum(1)
+                    tokens += [[batch.starts[b] + t, t, len(pieces), 0] for t in range(batch.counts[b])]
                 pieces.append((batch.slots[b], piece.start, piece.stop, batch.starts[b], batch.counts[b], batch.prefix[b]))
-            tokens += [(batch.starts[b] + t, t, own[0], own[-1] + 1) for b, own in at.items() for t in range(batch.counts[b])]
-        sees = np.zeros(len(batch.tokens), dtype=np.int64)
-        for b in {piece.request for pool in made.pools for piece in pool.pieces}:
-            bits = among(batch, b).astype(np.int64) << np.arange(batch.counts[b])
-            sees[batch.starts[b]:batch.starts[b] + batch.counts[b]] = bits.sum(1)
-        # slots and offsets in 64 bits: a cache of many gigabytes has more numbers than 32 bits count
-        self.pieces = torch.tensor(pieces, dtype=torch.int64).view(-1, 6).to(device)
-        self.tokens = torch.tensor(tokens, dtype=torch.int64).view(-1, 4).to(device)
-        self.sees = torch.from_numpy(sees).to(device)
+                for entry in tokens[-batch.counts[b]:]:
+                    entry[3] = len(pieces)
+        # in 64 bits: a cache of many gigabytes has more numbers than 32 bits count. In one transfer to the device.
+        numbers = np.concatenate([np.array(pieces, dtype=np.int64).ravel(), np.array(tokens, dtype=np.int64).ravel(), sees])
+        everything = torch.from_numpy(numbers).to(cache.k[0].device)
+        pieces, tokens, self.sees = everything.split([6 * len(pieces), 4 * len(tokens), len(sees)])
+        self.pieces, self.tokens = pieces.view(-1, 6), tokens.view(-1, 4)
         self.rows = max(16, triton.next_power_of_2(max((pool.queries for pool in made.pools), default=1) * heads.group))
 
     def attend(self, layer: int, query: Tensor, scale: float) -> Tensor:

@@ -8,6 +8,7 @@ always there: memory that nobody wrote is not read at all, so it does not matter
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -83,12 +84,13 @@ def build(plan: Plan, batch: "RaggedBatch", heads: Heads, max_len: int, dtype: t
         if count > LARGE or not fold:
             whole.append(b)
             continue
-        block = (start + np.arange(count))[:, None] * num_heads + inner            # [kv, T, group]
-        out[start:start + count] = (taken + np.arange(block.size).reshape(block.shape)).transpose(1, 0, 2)
-        queries.append(block.ravel())
-        alone.append(Alone(batch.slots[b], plan.lengths[b], slice(gathered, gathered + block.size),
+        shape = (heads.kv, count, group)                                           # a block, and its rows in order
+        size = count * num_heads
+        out[start:start + count] = np.arange(taken, taken + size).reshape(shape).transpose(1, 0, 2)
+        queries.append((inner + np.arange(start, start + count)[:, None] * num_heads).ravel())
+        alone.append(Alone(batch.slots[b], plan.lengths[b], slice(gathered, gathered + size),
                            _tail(batch, b, group, dtype, device)))
-        taken, gathered = taken + block.size, gathered + block.size
+        taken, gathered = taken + size, gathered + size
 
     for pool in plan.pools:
         requests, tall = pool.requests, pool.queries
@@ -153,7 +155,17 @@ def among(batch: "RaggedBatch", b: int) -> np.ndarray:
 
 
 def _tail(batch: "RaggedBatch", b: int, group: int, dtype, device) -> Tensor | None:
-    visible = among(batch, b)
+    if batch.ancestors[b] is None:
+        return _chain_tail(batch.counts[b], group, dtype, device)
+    return _bias(among(batch, b), group, dtype, device)
+
+
+@functools.lru_cache(maxsize=256)
+def _chain_tail(count: int, group: int, dtype, device) -> Tensor | None:
+    return _bias(np.tri(count, dtype=bool), group, dtype, device)
+
+
+def _bias(visible: np.ndarray, group: int, dtype, device) -> Tensor | None:
     if visible.all():
         return None
     return _to(np.where(np.repeat(visible, group, 0), 0.0, -np.inf), device).to(dtype)

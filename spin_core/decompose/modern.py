@@ -1,9 +1,12 @@
-"""What today's kernels make of a ragged batch on a GPU: the limit that decomposition is compared with.
+"""Other ways to attend a ragged batch on one cache, for the benchmark alone.
 
-Two ways without padding, both of the torch library: flex attention with a block mask, which skips blocks that nobody
-sees, and flash attention over sequences of any length. They have the interface of a step, for the benchmark. The
-engine does not offer them: flex attention multiplies what lies behind a request's end by zero, so a NaN left there
-would spread, and flash attention wants the keys of all requests packed, which a slot cache does not keep.
+:class:`PaddedView` is a padded batch at its best: nothing is gathered, the cache itself is the rectangle. The others
+are today's kernels without padding, both of the torch library: flex attention with a block mask, which skips blocks
+that nobody sees, and flash attention over sequences of any length.
+
+They have the interface of a step, but the engine does not offer them. The first two multiply what lies behind a
+request's end by zero, so a NaN left there would spread; flash attention wants the keys of all requests packed, which
+a slot cache does not keep. Chains only, no trees.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -18,21 +22,20 @@ if TYPE_CHECKING:
     from spin_core.runtime.cache import SlotCache
 
 
-class FlexStep:
-    """Flex attention over the cache as it lies: one row of queries per slot, as many as the longest draft.
+class PaddedView:
+    """The first keys of every slot as one rectangle, as wide as the longest request: a view, and a mask.
 
-    Chains only. The rows of queries are padded (they are few), keys and values are not.
+    One row of queries per slot, as many as the longest draft; heads that share keys are folded into the rows.
     """
 
     def __init__(self, batch: "RaggedBatch", cache: "SlotCache") -> None:
-        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
         self.cache = cache
         device = cache.k[0].device
-        slots, _, room, _ = cache.k[0].shape
-        prefix = torch.full((slots,), -1, device=device)
-        prefix[batch.slots] = torch.tensor(batch.prefix, device=device)
+        slots = cache.k[0].shape[0]
+        self.prefix = torch.full((slots,), -1, device=device)
+        self.prefix[batch.slots] = torch.tensor(batch.prefix, device=device)
         self.tall = max(batch.counts)
+        self.width = max(p + c for p, c in zip(batch.prefix, batch.counts))
         # row t of slot s reads token `index`, and token n reads row `place`
         index = torch.zeros(slots, self.tall, dtype=torch.int64)
         place = torch.empty(len(batch.tokens), dtype=torch.int64)
@@ -40,25 +43,47 @@ class FlexStep:
             index[slot, :count] = torch.arange(start, start + count)
             place[start:start + count] = slot * self.tall + torch.arange(count)
         self.index, self.place = index.ravel().to(device), place.to(device)
-
-        def visible(b, h, q, k):
-            return k <= prefix[b] + q
-
-        self.mask = create_block_mask(visible, slots, None, self.tall, room, device=device)
-        self.flex = torch.compile(flex_attention, dynamic=False)
+        row = torch.arange(self.tall, device=device)[:, None]
+        visible = torch.arange(self.width, device=device) <= self.prefix[:, None, None] + row       # [slots, tall, width]
+        self.bias = torch.zeros_like(visible, dtype=cache.k[0].dtype).masked_fill_(~visible, -torch.inf)[:, None]
 
     def attend(self, layer: int, query: Tensor, scale: float) -> Tensor:
         heads, _, dim = query.shape
-        slots = self.cache.k[layer].shape[0]
-        rows = query.index_select(1, self.index).view(heads, slots, self.tall, dim).transpose(0, 1)
-        out = self.flex(rows, self.cache.k[layer], self.cache.v[layer], block_mask=self.mask, scale=scale,
-                        enable_gqa=heads != self.cache.k[layer].shape[1])
-        return out.transpose(1, 2).reshape(slots * self.tall, heads, dim).index_select(0, self.place)
+        keys, values = self.cache.k[layer], self.cache.v[layer]
+        rows = query.index_select(1, self.index).view(heads, len(keys), self.tall, dim).transpose(0, 1)
+        out = self.rectangle(rows, keys, values, scale)
+        return out.transpose(1, 2).reshape(len(keys) * self.tall, heads, dim).index_select(0, self.place)
+
+    def rectangle(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        slots, heads, tall, dim = query.shape
+        group = heads // keys.shape[1]
+        bias = self.bias if group == 1 else self.bias.repeat(1, 1, group, 1)
+        return F.scaled_dot_product_attention(query.reshape(slots, -1, group * tall, dim), keys[:, :, :self.width],
+                                              values[:, :, :self.width], attn_mask=bias, scale=scale
+                                              ).view(slots, heads, tall, dim)
+
+
+class FlexStep(PaddedView):
+    """Flex attention over the cache as it lies. The rows of queries are padded (they are few), the keys are not."""
+
+    def __init__(self, batch: "RaggedBatch", cache: "SlotCache") -> None:
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        super().__init__(batch, cache)
+        slots, _, room, _ = cache.k[0].shape
+        prefix = self.prefix
+        self.mask = create_block_mask(lambda b, h, q, k: k <= prefix[b] + q, slots, None, self.tall, room,
+                                      device=cache.k[0].device)
+        self.flex = torch.compile(flex_attention, dynamic=False)
+
+    def rectangle(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        return self.flex(query, keys, values, block_mask=self.mask, scale=scale,
+                         enable_gqa=query.shape[1] != keys.shape[1])
 
 
 class VarlenStep:
     """Flash attention over packed sequences. Packing is done beforehand, so this is what it would cost in a cache
-    that keeps its tokens packed. Chains only, in half precision."""
+    that keeps its tokens packed. Half precision only."""
 
     def __init__(self, batch: "RaggedBatch", cache: "SlotCache") -> None:
         from torch.nn.attention.varlen import varlen_attn

@@ -57,7 +57,7 @@ def case(requests, *, kv: int = 2, group: int = 3, dim: int = 8, dtype=torch.flo
     slots = torch.randperm(len(requests) + 2, generator=generator)[:len(requests)].tolist()
     counts, prefix = [c for _, c, _ in requests], [p for p, _, _ in requests]
     masks = [None if parents is None else ancestors(parents) for _, _, parents in requests]
-    batch = RaggedBatch.build(torch.zeros(sum(counts), dtype=torch.int64), slots, counts, prefix, masks)
+    batch = RaggedBatch.build(torch.zeros(sum(counts), dtype=torch.int64, device=device), slots, counts, prefix, masks)
     cache = SlotCache(layers, len(requests) + 2, kv, max_len, dim, dtype, device)
     query = random(kv * group, sum(counts), dim)
     for tensor in cache.k + cache.v:
