@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -93,31 +94,20 @@ class TreeVerdict(Verdict):
     path: Tensor
 
 
-def laws_of_children(way: str, tokens: list[int], laws: list[Tensor]) -> list[Tensor]:
-    """The q each child is tested with: its law given that the children before it were drawn and rejected.
+def trials(p: Tensor, way: str, tokens: list[int], laws: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """``[V]`` each: the p and q that child 0, 1, ... is tested with, given that those before it were rejected.
 
-    ``laws`` holds the law each child was drawn from, unconditionally.
+    ``laws`` holds the law each child was drawn from, its siblings not considered. One pair more than there are
+    children: last comes what is left of p when all are rejected, and a q of zero.
     """
-    if way != "without_replacement":
-        return laws
-    given = []
-    for i, law in enumerate(laws):
-        left = law.index_fill(0, torch.tensor(tokens[:i], dtype=torch.int64, device=law.device), 0.0)
-        mass = left.sum()
-        given.append(left / mass if mass > 0 else left)     # no mass: it cannot have been drawn; then q = 0
-    return given
-
-
-def multi_step(p: Tensor, laws: list[Tensor]) -> list[Tensor]:
-    """``[V]`` each: what is left of p when the first 0, 1, ... all children have been rejected, normalised.
-
-    Entry i is the law child i is tested against; the last one is the law of the token drawn if none is accepted.
-    """
-    left = [p]
-    for q in laws:
-        rest = residual(left[-1], q)
-        left.append(rest / rest.sum())
-    return left
+    for i, q in enumerate(laws):
+        if way == "without_replacement":
+            q = q.index_fill(0, torch.tensor(tokens[:i], dtype=torch.int64, device=q.device), 0)
+            q = q / q.sum().clamp(min=torch.finfo(q.dtype).tiny)    # no mass: never drawn, and q = 0
+        yield p, q
+        rest = residual(p, q)
+        p = rest / rest.sum()
+    yield p, torch.zeros_like(p)
 
 
 def verify_tree(logits: Tensor, draft: Tree, sampling: SamplingBatch, position: Tensor) -> TreeVerdict:
@@ -136,50 +126,68 @@ def verify_tree(logits: Tensor, draft: Tree, sampling: SamplingBatch, position: 
     if draft.cu.shape[0] != batch + 1 or position.shape[0] != batch:
         raise ValueError(f"verify_tree: {batch} sampling rows, {draft.cu.shape[0] - 1} trees, {position.shape[0]} "
                          "positions: these must be equal")
-    start = draft.cu.tolist()
-    walks = [_walk(logits[start[b] + b:start[b + 1] + b + 1], draft, start[b], parents, tokens,
-                   sampling.rows(slice(b, b + 1)), position[b:b + 1])
-             for b, (parents, tokens, _) in enumerate(draft._requests())]
-    depth = max((_depth(parents) for parents, _, _ in draft._requests()), default=0)
+    counts = draft.counts
+    request = torch.arange(batch, device=logits.device)
+    p = probabilities(logits, sampling.rows(request.repeat_interleave(counts + 1))) if batch else logits
+    trees = list(draft._requests())
+    depth = [_depths(parents) for parents, _, _ in trees]
+    # `base` counts the tests at one node, so that siblings meet independent noise
+    owner = request.repeat_interleave(counts)
+    level, rank = (_flat(x, logits.device) for x in (depth, [_ranks(parents) for parents, _, _ in trees]))
+    chance = uniform(sampling.seed[owner], position[owner] + level, ACCEPT, rank)
 
-    def padded(rows: list[list[int]], width: int) -> Tensor:
-        rows = [row + [-1] * (width - len(row)) for row in rows]
-        return torch.tensor(rows, dtype=torch.int64, device=logits.device).view(batch, width)
+    paths, left = [], []
+    for b, (parents, tokens, _) in enumerate(trees):
+        start, end = int(draft.cu[b]), int(draft.cu[b + 1])
+        path, law = _walk(p[start + b:end + b + 1], draft, start, parents, tokens, chance[start:end])
+        paths.append(path)
+        left.append(law)
+    accepted = torch.tensor([len(path) for path in paths], dtype=torch.int64, device=logits.device)
+    last = race(torch.stack(left) if left else p, sampling.seed, position + accepted, RESIDUAL)
+    failed = last < 0
+    emitted = [[*(tokens[node] for node in path), token] for (_, tokens, _), path, token in
+               zip(trees, paths, last.tolist())]
+    width = max((d + 1 for depths in depth for d in depths), default=0)
+    ok = [not x for x in failed.tolist()]
+    return TreeVerdict(accepted.masked_fill(failed, 0), _padded(emitted, ok, width + 1, logits.device), failed,
+                       _padded(paths, ok, width, logits.device))
 
-    accepted = torch.tensor([len(path) for path, _ in walks], dtype=torch.int64, device=logits.device)
-    failed = torch.tensor([not emitted for _, emitted in walks], dtype=torch.bool, device=logits.device)
-    return TreeVerdict(accepted, padded([emitted for _, emitted in walks], depth + 1), failed,
-                       padded([path for path, _ in walks], depth))
 
-
-def _walk(logits: Tensor, draft: Tree, start: int, parents: list[int], tokens: list[int], sampling: SamplingBatch,
-          position: Tensor) -> tuple[list[int], list[int]]:
-    """One request: the accepted nodes and the emitted tokens, both empty for a failure."""
-    node, path, emitted = -1, [], []
+def _walk(p: Tensor, draft: Tree, start: int, parents: list[int], tokens: list[int], chance: Tensor
+          ) -> tuple[list[int], Tensor]:
+    """One request: the accepted nodes, and the law that the token behind them is drawn from."""
+    node, path = -1, []
     while True:
-        p = probabilities(logits[node + 1:node + 2], sampling)[0]
-        if p.isnan().any():
-            return [], []
         children = [i for i, parent in enumerate(parents) if parent == node]
-        drawn = [draft.law(start + i, p.shape[0]) for i in children]
-        laws = laws_of_children(draft.way, [tokens[i] for i in children], drawn)
-        left = multi_step(p, laws)
-        here = position + len(path)
-        for k, (child, q) in enumerate(zip(children, laws)):
-            # `base` counts the tests at one position, so that siblings meet independent noise
-            if accepts(uniform(sampling.seed, here, ACCEPT, k), left[k][tokens[child]], q[tokens[child]]):
-                node = child
-                path.append(child)
-                emitted.append(tokens[child])
+        tested = trials(p[node + 1], draft.way, [tokens[i] for i in children],
+                        [draft.law(start + i, p.shape[1]) for i in children])
+        for child, (left, q) in zip_longest(children, tested):
+            if child is None:
+                return path, left
+            if accepts(chance[child], left[tokens[child]], q[tokens[child]]):
                 break
-        else:
-            emitted += race(left[-1].unsqueeze(0), sampling.seed, here, RESIDUAL).tolist()
-            return path, emitted
+        node = child
+        path.append(child)
 
 
-def _depth(parents: list[int]) -> int:
-    """Nodes on the longest way down."""
+def _depths(parents: list[int]) -> list[int]:
+    """Of each node: accepted nodes above it."""
     depths: list[int] = []
     for parent in parents:
-        depths.append(1 + (depths[parent] if parent >= 0 else 0))
-    return max(depths, default=0)
+        depths.append(1 + depths[parent] if parent >= 0 else 0)
+    return depths
+
+
+def _ranks(parents: list[int]) -> list[int]:
+    """Of each node: elder siblings."""
+    return [parents[:i].count(parent) for i, parent in enumerate(parents)]
+
+
+def _flat(rows: list[list[int]], device: torch.device) -> Tensor:
+    return torch.tensor([x for row in rows for x in row], dtype=torch.int64, device=device)
+
+
+def _padded(rows: list[list[int]], ok: list[bool], width: int, device: torch.device) -> Tensor:
+    """``[B, width]`` int64, -1 behind each row's end and throughout where not ok."""
+    rows = [row + [-1] * (width - len(row)) if good else [-1] * width for row, good in zip(rows, ok)]
+    return torch.tensor(rows, dtype=torch.int64, device=device).view(len(rows), width)
