@@ -81,12 +81,6 @@ def prune(target: PreTrainedModel, recipe: Recipe, ids: Tensor) -> LlamaForCausa
     return model
 
 
-def feed_scale(model: LlamaForCausalLM) -> float:
-    """How much smaller embeddings are than states. Adam moves every weight by about the learning rate, so the weights
-    that read states must move that much less for their input to change as gently as the other weights' does."""
-    return float(model.model.embed_tokens.weight.std().detach() / model.model.norm.weight.detach().abs().mean())
-
-
 def own_parameters(model: LlamaForCausalLM) -> dict[str, nn.Parameter]:
     """What a drafter does not borrow from the target, under the names its file uses."""
     names = {name.removeprefix("model."): p for name, p in model.named_parameters()

@@ -232,3 +232,19 @@ def test_prompts_are_seeded_and_varied():
     assert len(set(texts)) > 270 and not any("{" in t and "}" in t for t in texts)
     assert "passage" in one.about("passage")[0]["content"]
     assert [m["role"] for m in one.second_turn(one.fresh(), "answer")] == ["user", "assistant", "user"]
+
+
+def test_a_drafter_may_begin_as_another(made, family, tmp_path):
+    """Fed with nothing yet, it is the other; and it says what to do when the other is not there."""
+    recipe = Recipe(2, 30, 0.0, fed=True, depth=2, begins="plain")
+    (tmp_path / "data").symlink_to(made / "data")
+    arguments = dict(budget=60, answer_tokens=1, seed=5, shard_size=64, settings=SETTINGS | {"steps": 2},
+                     tell=lambda line: None)
+    with pytest.raises(ValueError, match="begins as plain, which is not there.*--drafter plain --drafter later"):
+        distill(family, {"later": recipe}, tmp_path, **arguments)
+    (tmp_path / "plain").symlink_to(made / "plain")
+    distill(family, {"later": recipe}, tmp_path, **arguments)
+    later = load_file(tmp_path / "later" / "later.safetensors")
+    plain = load_file(made / "plain" / "plain.safetensors")
+    assert not later.pop("feed.weight").any()
+    assert later.keys() == plain.keys() and all(torch.equal(later[k], plain[k]) for k in plain)
