@@ -1,0 +1,29 @@
+"""Showing a figure in a notebook and keeping it with its numbers, in one call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from IPython.display import Image
+from matplotlib.figure import Figure
+
+from spin_core import figures, plots
+
+
+def show(name: str, figure: Figure, *series: dict, caption: str, directory: str | Path | None = None) -> Image:
+    """Save ``figure`` and its ``series`` (:func:`spin_core.figures.save`) and return the picture for the cell's output.
+
+    The caption is also the picture's alternative text. An empty ``directory`` is the repository's figures folder.
+    """
+    figures.save(name, figure, series, caption=caption, directory=directory or None)
+    return Image(plots.png(figure, dpi=200), format="png", width=round(plots.WIDTH * 100), alt=caption)
+
+
+def measured(label: str, x, y, **more) -> dict:
+    """A series of numbers measured here."""
+    return dict(label=label, kind="measured", x=x, y=y, **more)
+
+
+def modelled(label: str, x, y, *, source: str, **more) -> dict:
+    """A series of numbers computed by a formula; ``source`` names it."""
+    return dict(label=label, kind="modelled", source=source, x=x, y=y, **more)

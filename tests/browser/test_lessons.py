@@ -1,0 +1,121 @@
+"""Every lesson in JupyterLab, as a student meets it: it runs without an error, and its widgets do something."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from lab_server import Lab
+
+pytest.importorskip("selenium", reason="selenium is not installed (pip install -e .[test])")
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.select import Select
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
+
+RUN_SECONDS = 400       # for one lesson, however slow the machine; a quick run takes about one minute
+READY = """
+window.panel = [...(window.jupyterapp?.shell?.widgets('main') ?? [])].find(widget => widget.context?.isReady);
+return !!window.panel;
+"""
+START = """
+window.outcome = null;
+jupyterapp.shell.activateById(panel.id);
+panel.context.sessionContext.ready.then(() => jupyterapp.commands.execute('notebook:run-all-cells'))
+    .then(() => { window.outcome = 'done'; }, error => { window.outcome = String(error); });
+"""
+IDLE = "return panel.context.sessionContext.session?.kernel?.status === 'idle'"
+CELLS = "return panel.context.model.toJSON().cells"
+PIXELS = """
+const image = arguments[0];
+if (!image.complete || !image.naturalWidth) return null;
+const canvas = document.createElement('canvas');
+canvas.width = image.naturalWidth; canvas.height = image.naturalHeight;
+canvas.getContext('2d').drawImage(image, 0, 0);
+return canvas.toDataURL();
+"""
+
+
+def wait(condition: Callable[[], object], seconds: float, what: str):
+    """The first true value of ``condition``; fails after ``seconds``, saying what did not happen."""
+    deadline = time.monotonic() + seconds
+    while True:
+        if value := condition():
+            return value
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {seconds:.0f} s for {what}")
+        time.sleep(0.2)
+
+
+def run(page, lab: Lab, name: str) -> list[dict]:
+    """Open a lesson, run all its cells, and return them with their outputs."""
+    page.get(lab.address(name))
+    wait(lambda: page.execute_script(READY), 60, "the notebook to open")
+    page.execute_script(START)
+    outcome = wait(lambda: page.execute_script("return window.outcome"), RUN_SECONDS, "all cells to run")
+    assert outcome == "done"
+    wait(lambda: page.execute_script(IDLE), 30, "the kernel to be idle")
+    return page.execute_script(CELLS)
+
+
+def pictures(page) -> list[WebElement]:
+    """The pictures that belong to a widget."""
+    return page.find_elements(By.CSS_SELECTOR, ".jp-OutputArea-output img.widget-image")
+
+
+def panel_of(picture: WebElement) -> WebElement:
+    return picture.find_element(By.XPATH, "ancestor::*[contains(@class, 'widget-vbox')][1]")
+
+
+def press_arrow(handle: WebElement) -> None:
+    """Move a slider by keyboard, to the side where there is room."""
+    at_start = handle.get_attribute("aria-valuenow") == handle.get_attribute("aria-valuemin")
+    handle.send_keys(Keys.ARROW_RIGHT if at_start else Keys.ARROW_LEFT)
+
+
+def moves(panel: WebElement) -> list[tuple[str, Callable[[], None]]]:
+    """One move for every kind of control in a panel, by mouse or by keyboard."""
+    buttons = [b for b in panel.find_elements(By.CSS_SELECTOR, "button.jupyter-button") if b.is_enabled()]
+    handles = panel.find_elements(By.CSS_SELECTOR, ".noUi-handle")
+    selects = panel.find_elements(By.CSS_SELECTOR, "select")
+    return ([(f"button {b.text!r}", b.click) for b in buttons[:1]]
+            + [("slider", lambda h=h: press_arrow(h)) for h in handles]
+            + [("menu", lambda s=s: Select(s).select_by_index(1)) for s in selects])
+
+
+def picture_changes(page, panel: WebElement, name: str, move: Callable[[], None]) -> None:
+    """Make a move and see another picture: another address, and other pixels."""
+    def now() -> tuple[str, str | None]:
+        image = panel.find_element(By.CSS_SELECTOR, "img.widget-image")
+        return image.get_attribute("src"), page.execute_script(PIXELS, image)
+
+    source, pixels = wait(lambda: (n := now())[1] and n, 10, "the first picture")
+    page.execute_script("arguments[0].scrollIntoView({block: 'center'})", panel)
+    move()
+    wait(lambda: (n := now())[1] and n[1] != pixels and n[0] != source, 20, f"{name} to change the picture")
+
+
+def test_a_lesson_runs_and_its_widgets_work(notebook: str, lab: Lab, browser, tmp_path: Path):
+    cells = run(browser, lab, notebook)
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    errors = [f"{o['ename']}: {o['evalue']}" for cell in code for o in cell["outputs"] if o["output_type"] == "error"]
+    assert errors == []
+    assert all(cell["execution_count"] for cell in code)
+    browser.save_screenshot(tmp_path / "ran.png")
+
+    widgets = sum("application/vnd.jupyter.widget-view+json" in o.get("data", {}) for cell in code for o in cell["outputs"])
+    found = wait(lambda: len(p := pictures(browser)) >= widgets and p, 20, f"{widgets} pictures") if widgets else []
+    for i, picture in enumerate(found):
+        panel = panel_of(picture)
+        available = moves(panel)
+        assert available, "a widget without a control"
+        for k, (name, move) in enumerate(available):
+            picture_changes(browser, panel, f"widget {i + 1}, {name}", move)
+            panel.screenshot(str(tmp_path / f"widget_{i + 1}_{k + 1}.png"))
+
+    severe = [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+    assert severe == []
