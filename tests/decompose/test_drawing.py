@@ -1,0 +1,43 @@
+"""The pictures show what the plan says."""
+
+from __future__ import annotations
+
+import pytest
+from matplotlib.patches import Rectangle
+from ragged_cases import COSTS
+
+from spin_core.decompose import STRATEGIES, plan
+from spin_core.decompose.drawing import cost_curve, packing
+
+LENGTHS, Q_LENS = [500, 60, 90, 60], [5, 5, 2, 5]
+
+
+def area(ax, hatched: bool) -> float:
+    return sum(p.get_width() for p in ax.patches if isinstance(p, Rectangle) and bool(p.get_hatch()) == hatched)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_bars_add_up_to_what_is_touched(strategy):
+    made = plan(LENGTHS, Q_LENS, strategy, costs=COSTS)
+    figure = packing(made)
+    queries, keys = figure.axes
+    assert area(keys, False) == made.kv_true
+    assert area(keys, True) == made.kv_touched - made.kv_true
+    assert area(queries, False) + area(queries, True) == made.q_touched
+    figure.draw_without_rendering()
+
+
+def test_the_curve_marks_the_chosen_width():
+    made = plan(LENGTHS, Q_LENS, "decomposed", costs=COSTS)
+    line, mark = cost_curve(made).axes[0].lines
+    assert len(line.get_xdata()) == len(made.considered) > 3
+    assert mark.get_xdata()[0] == made.width and mark.get_ydata()[0] == pytest.approx(made.seconds * 1e6)
+
+
+def test_no_curve_without_costs():
+    with pytest.raises(ValueError, match="weighed no widths"):
+        cost_curve(plan(LENGTHS, Q_LENS, "padded"))
+
+
+def test_an_empty_plan_can_be_drawn():
+    packing(plan([3], [0], "padded")).draw_without_rendering()
