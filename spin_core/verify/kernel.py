@@ -228,7 +228,11 @@ def _take(QUEUE, DONE, CU, TEMPERATURE, TOP_K, TOP_P, MIN_P, group, batch):
     return entry
 
 
-@triton.jit
+# What changes from step to step must not compile the kernel anew, nor batch = 1 become a constant.
+@triton.jit(do_not_specialize=["batch", "width", "chunks", "probs_stride"],
+            do_not_specialize_on_alignment=["TOKENS", "CU", "PROB_ROW", "TEMPERATURE", "TOP_K", "TOP_P", "MIN_P", "SEED",
+                                            "POSITION", "OUT", "ACCEPTED", "FAILED", "PARTS", "WINNERS", "LAWS",
+                                            "ARRIVED", "COUNTERS", "QUEUE"])
 def _verify(LOGITS, TOKENS, CU, PROBS, PROB_ROW, MAP, TEMPERATURE, TOP_K, TOP_P, MIN_P, SEED, POSITION,
             OUT, ACCEPTED, FAILED, PARTS, WINNERS, LAWS, ARRIVED, COUNTERS, QUEUE,
             batch, vocab, width, chunks, logits_stride, probs_stride,
