@@ -184,10 +184,10 @@ def copy_bandwidth(repeats: int = 20) -> float:
     return 2 * source.numel() * source.element_size() / seconds
 
 
-def _sets(batch: int, vocab: int, dtype: torch.dtype, accept_all: bool) -> list:
+def _sets(batch: int, vocab: int, dtype: torch.dtype, accept_all: bool, device) -> list:
     size = batch * (GAMMA + 1) * vocab * dtype.itemsize
     count = max(2, min(32, int(CACHE_BYTES // size) + 1))
-    return [case(batch, vocab, dtype, "cuda", seed, accept_all) for seed in range(count)]
+    return [case(batch, vocab, dtype, device, seed, accept_all) for seed in range(count)]
 
 
 def _on_gpu(args) -> Report:
@@ -199,7 +199,7 @@ def _on_gpu(args) -> Report:
         for batch in args.batch or BATCHES:
             for dtype in (torch.bfloat16, torch.float32):
                 for accept_all in (False, True):
-                    sets = _sets(batch, vocab, dtype, accept_all)
+                    sets = _sets(batch, vocab, dtype, accept_all, args.device)
                     verdicts = [kernel.verify_chain(*inputs, GAMMA) for inputs in sets]
                     floor = statistics.mean(needed_bytes(inputs[0], inputs[1], verdict)
                                             for inputs, verdict in zip(sets, verdicts)) / bandwidth
@@ -241,7 +241,7 @@ def _others(sets: list, notes: list[str]) -> list[tuple[str, Callable[[int], obj
     theirs = _optional("flashspec.kernels.verify_kernel", notes)
     if theirs:
         log_q = [q.log() for _, _, q in dense]
-        u = torch.rand(dense[0][1].shape, device="cuda")
+        u = torch.rand(dense[0][1].shape, device=dense[0][0].device)
         ways.append(("flashspec", lambda i: theirs.verify_tokens(
             log_q[i], dense[i][0][:, :GAMMA].float().log_softmax(-1), u, dense[i][1])))
         _note(notes, "flashspec: its kernel makes the accept test alone, without residual or bonus draw")
@@ -269,7 +269,7 @@ def _tuned(args) -> Report:
     processors = torch.cuda.get_device_properties("cuda").multi_processor_count
     rows = []
     for dtype in (torch.bfloat16, torch.float32):
-        sets = _sets((args.batch or [64])[0], (args.vocab or [128256])[0], dtype, accept_all=True)
+        sets = _sets((args.batch or [64])[0], (args.vocab or [128256])[0], dtype, True, args.device)
         floor = statistics.mean(needed_bytes(x[0], x[1], kernel.verify_chain(*x, GAMMA)) for x in sets) / bandwidth
         for block in (2048, 4096, 8192, 16384):
             for tiles in (1, 2, 4, 8):
