@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from spin_core.distill import corpus
-from spin_core.distill.drafters import RECIPES, Recipe, draft_vocabulary, save, source_layers
+from spin_core.distill.drafters import RECIPES, Recipe, draft_vocabulary, fit_fuse, save, source_layers
 from spin_core.distill.generate import generate
 from spin_core.distill.states import States, cached, fast_bf16
 from spin_core.distill.train import Data, Settings, train, write_log
@@ -76,7 +76,8 @@ def distill(family, recipes: dict[str, Recipe], out: Path, *, budget: float, ans
             first = beginning(out / recipe.begins / f"{recipe.begins}.safetensors", name)
             ids = first.pop("draft_ids").long()
         else:
-            first, ids = None, draft_vocabulary(train_set, recipe.vocab, family.vocab_size, family.stop_ids)
+            ids = draft_vocabulary(train_set, recipe.vocab, family.vocab_size, family.stop_ids)
+            first = {"fuse.weight": fit_fuse(family.target, recipe, train_set, train_states)} if recipe.fed else {}
         tell(f"{name}: {recipe.layers} layers, {len(ids)} draft ids, {train_set.answer_tokens:,} answer tokens")
         model, log = train(family.target, recipe, ids, data, held, out / name, setting, first, tell)
         facts_here = {**facts, "recipe": asdict(recipe), "batch": setting.batch, "steps": log[-1]["step"],

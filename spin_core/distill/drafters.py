@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from spin_core.distill.corpus import Shard, save_whole
+from spin_core.distill.states import States, fast_bf16
 from spin_core.draft.fed import FedLlama
 
 
@@ -35,8 +36,8 @@ RECIPES = {
     "pruned-1L-4k": Recipe(1, 4096, 1.5e-3),
     "pruned-2L-8k": Recipe(2, 8192, 1e-3),
     "pruned-4L-8k": Recipe(4, 8192, 1e-3),
-    "fed-1L-8k": Recipe(1, 8192, 8e-4, fed=True, depth=3),
-    "fed-2L-8k": Recipe(2, 8192, 6e-4, fed=True, depth=3, begins="pruned-2L-8k"),
+    "fed-1L-8k": Recipe(1, 8192, 6e-4, fed=True, depth=3),
+    "fed-2L-8k": Recipe(2, 8192, 6e-4, fed=True, depth=3),
 }
 
 
@@ -51,9 +52,11 @@ def draft_vocabulary(shard: Shard, size: int, vocab_size: int, stop_ids: tuple[i
 
 def source_layers(recipe: Recipe, total: int) -> list[int]:
     """Which of the target's ``total`` layers the drafter begins as: its ends, which read and write the embedding's
-    space."""
+    space. A fed drafter begins as the last ones, which take up where its input, the state, comes from."""
     if recipe.layers > total:
         raise ValueError(f"a drafter of {recipe.layers} layers cannot be cut out of a target of {total}")
+    if recipe.fed and not recipe.begins:
+        return list(range(total - recipe.layers, total))
     front = (recipe.layers + 1) // 2
     return list(range(front)) + list(range(total - recipe.layers + front, total))
 
@@ -73,22 +76,55 @@ def prune(target: PreTrainedModel, recipe: Recipe, ids: Tensor) -> LlamaForCausa
         body.layers[i].load_state_dict(weights, assign=True)
     model.lm_head = nn.Linear(config.hidden_size, len(ids), bias=False, device="meta")
     model.lm_head.weight = nn.Parameter(target.get_output_embeddings().weight[ids.to(target.device)].detach().clone())
-    if recipe.fed:                  # begin as the same drafter unfed
-        model.feed.weight = nn.Parameter(torch.zeros(config.hidden_size, config.hidden_size, device=target.device))
+    if recipe.fed:                  # until it is fitted: the same drafter unfed
+        eye = torch.eye(config.hidden_size, device=target.device, dtype=target.dtype)
+        model.fuse.weight = nn.Parameter(torch.cat([torch.zeros_like(eye), eye], 1))
     model.requires_grad_(False)
     for parameter in own_parameters(model).values():
         parameter.requires_grad_(True)
     return model
 
 
+@torch.inference_mode()
+def fit_fuse(target: PreTrainedModel, recipe: Recipe, shard: Shard, states: States, most: int = 60_000) -> Tensor:
+    """``fuse.weight`` ``[d, 2 d]`` by least squares: what the first of the drafter's layers read when it was the
+    target's, from the state before and the token, over at most ``most`` tokens of the shard.
+
+    Each token counts by the inverse of its size, since the layer's norm divides by that; first tokens, whose
+    activations are gigantic and whose state before does not exist, are left out.
+    """
+    layer = source_layers(recipe, target.config.num_hidden_layers)[0]
+    embedding = target.get_input_embeddings().weight
+    size = embedding.shape[1]
+    gram, cross = (torch.zeros(2 * size, n, dtype=torch.float64, device=target.device) for n in (2 * size, size))
+    seen: list[Tensor] = []
+    hook = target.model.layers[layer].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    try:
+        for start, length in zip(shard.starts.tolist(), shard.lengths.tolist()):
+            tokens = shard.tokens[start:start + length].long().to(target.device)
+            with torch.autocast(target.device.type, torch.bfloat16, enabled=fast_bf16(target.device)):
+                target.model(input_ids=tokens[None], use_cache=False)
+            read = seen.pop()[0, 1:].double()
+            given = torch.cat([states.hidden[start:start + length - 1].to(embedding), embedding[tokens[1:]]], 1).double()
+            weight = read.pow(2).mean(1, keepdim=True).rsqrt()
+            gram += (weight * given).T @ (weight * given)
+            cross += (weight * given).T @ (weight * read)
+            if start + length > most:
+                break
+    finally:
+        hook.remove()
+    gram.diagonal().mul_(1 + 1e-3)              # so few data do not fit noise
+    return torch.linalg.solve(gram, cross).T.to(embedding.dtype)
+
+
 def own_parameters(model: LlamaForCausalLM) -> dict[str, nn.Parameter]:
     """What a drafter does not borrow from the target, under the names its file uses."""
     names = {name.removeprefix("model."): p for name, p in model.named_parameters()
-             if name.startswith(("model.layers.", "model.norm.", "feed."))}
+             if name.startswith(("model.layers.", "model.norm.", "fuse."))}
     return dict(sorted(names.items()))
 
 
 def save(path: Path, model: LlamaForCausalLM, ids: Tensor, metadata: dict[str, str]) -> None:
-    """bf16 safetensors: ``layers.<i>.*``, ``norm.weight``, ``draft_ids``, and ``feed.weight`` if it is fed."""
+    """bf16 safetensors: ``layers.<i>.*``, ``norm.weight``, ``draft_ids``, and ``fuse.weight`` if it is fed."""
     tensors = {name: p.detach().to("cpu", torch.bfloat16).contiguous() for name, p in own_parameters(model).items()}
     save_whole(path, {**tensors, "draft_ids": ids.to("cpu", torch.int32)}, metadata)

@@ -27,8 +27,6 @@ from spin_core.distill.unroll import NAME, unroll
 
 DEPTH_WEIGHT = 0.8
 WARM_UP = 0.04
-# Adam moves every weight by about the learning rate, and what states are fed into, embeddings, is small: gentler steps.
-FEED_SCALE = 0.5
 TIMING_STEPS = 12
 
 
@@ -116,9 +114,8 @@ def train(target: PreTrainedModel, recipe: Recipe, ids: Tensor, data: Data, held
     parameters = own_parameters(model)
     for name, tensor in (first or {}).items():
         parameters[name].data.copy_(tensor)
-    scales = {name: FEED_SCALE if name.startswith("feed.") else 1.0 for name in parameters}
-    optimizer = torch.optim.AdamW([{"params": [p], "scale": scales[name]} for name, p in parameters.items()],
-                                  betas=(.9, .95), weight_decay=.01, fused=device.type == "cuda")
+    optimizer = torch.optim.AdamW(parameters.values(), lr=recipe.rate, betas=(.9, .95), weight_decay=.01,
+                                  fused=device.type == "cuda")
     path = folder / "checkpoint.pt"
     step, steps, log, spent = 0, settings.steps, [], 0.0
     if path.exists():
@@ -145,7 +142,7 @@ def train(target: PreTrainedModel, recipe: Recipe, ids: Tensor, data: Data, held
                 steps = max(step + 1, int(settings.seconds / ((marks[-1] - marks[2]) / (TIMING_STEPS - 3))))
         rate = recipe.rate * _schedule(step, steps)
         for group in optimizer.param_groups:
-            group["lr"] = rate * group["scale"]
+            group["lr"] = rate
         with autocast():
             value = loss(model, recipe, head, data.gather(batches[at]))
         value.backward()

@@ -21,14 +21,14 @@ from spin_core.runtime import ModelRunner
 
 
 class FedLlama(LlamaForCausalLM):
-    """A Llama whose input is ``embedding(token at i) + feed(state at i - 1)``.
+    """A Llama whose input is ``fuse [state at i - 1; embedding(token at i)]``.
 
     ``states [B, T, hidden]``: the state before each token; None is all zeros, as before a first token.
     """
 
     def __init__(self, config) -> None:
         super().__init__(config)
-        self.feed = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.fuse = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
 
     def forward(self, input_ids: Tensor, states: Tensor | None = None, logits_to_keep: int | Tensor = 0,
                 **kwargs) -> CausalLMOutputWithPast:
@@ -38,10 +38,9 @@ class FedLlama(LlamaForCausalLM):
 
     def body(self, input_ids: Tensor, states: Tensor | None = None, **kwargs) -> Tensor:
         """The drafter's own states ``[B, T, hidden]``, which its head reads."""
-        read = self.model.embed_tokens(input_ids)
-        if states is not None:
-            read = read + self.feed(states.to(read.dtype))
-        return self.model(inputs_embeds=read, **kwargs).last_hidden_state
+        embedded = self.model.embed_tokens(input_ids)
+        states = torch.zeros_like(embedded) if states is None else states.to(embedded.dtype)
+        return self.model(inputs_embeds=self.fuse(torch.cat([states, embedded], -1)), **kwargs).last_hidden_state
 
 
 class FedDrafter(ModelDrafter):
@@ -49,7 +48,8 @@ class FedDrafter(ModelDrafter):
 
     What it reads behind the verified text it reads on states of its own, so those entries of its cache are only
     good for one draft; the tokens among them that get accepted are read again, on the target's states, together with
-    the next ones. It drafts nothing for a request whose prompt the target has not read yet.
+    the next ones. It drafts nothing before a request's first token: how much of the prompt the target has
+    read by then depends on its batch mates, and whether something was drafted decides which random numbers are used.
     """
 
     def __init__(self, source, slots: int, max_len: int, vocab_size: int | None, target: ModelRunner) -> None:
@@ -57,8 +57,7 @@ class FedDrafter(ModelDrafter):
         self.target = target
 
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
-        ready = [self.target.cache.lengths[r.slot] >= r.length - 1 for r in requests]
-        draft = super().propose(requests, [count if ok else 0 for count, ok in zip(counts, ready)])
+        draft = super().propose(requests, [count if r.output_ids else 0 for r, count in zip(requests, counts)])
         for request in requests:
             self.runner.cache.truncate(request.slot, request.length)
         return draft

@@ -3,7 +3,7 @@
 File format: safetensors with ``layers.<i>.*`` and ``norm.weight`` of a LlamaModel with that many layers, and
 ``draft_ids`` (int32 or int64, ascending target ids). The head is the target's rows at ``draft_ids``: most of
 a small drafter's time goes into the head, and a few thousand frequent tokens are nearly all it would draft. A file
-with ``feed.weight`` holds a drafter fed with the target's states (:mod:`spin_core.draft.fed`).
+with ``fuse.weight`` holds a drafter fed with the target's states (:mod:`spin_core.draft.fed`).
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ def load_pruned(path: Path, target: PreTrainedModel, vocab_size: int) -> DraftMo
     if "draft_ids" not in tensors:
         raise ValueError(f"{path}: key 'draft_ids' is missing")
     ids = _draft_ids(path, tensors.pop("draft_ids"), vocab_size)
-    feed = tensors.pop("feed.weight", None)         # only a drafter that is fed with the target's states has it
+    fuse = tensors.pop("fuse.weight", None)         # only a drafter that is fed with the target's states has it
     depth = len({key.split(".")[1] for key in tensors if key.startswith("layers.")})
     if depth == 0:
         raise ValueError(f"{path}: no key 'layers.0.*'")
 
     config = _shallow(target.config, depth)
     with torch.device("meta"):                      # shapes only: nothing is initialised to be overwritten
-        model = (LlamaForCausalLM if feed is None else FedLlama)(config)
+        model = (LlamaForCausalLM if fuse is None else FedLlama)(config)
     embedding = target.get_input_embeddings()
     body = model.model
     body.embed_tokens = embedding
@@ -82,11 +82,11 @@ def load_pruned(path: Path, target: PreTrainedModel, vocab_size: int) -> DraftMo
     tensors = {key: value.to(weight.device, weight.dtype) for key, value in tensors.items()}
     body.load_state_dict({**tensors, "embed_tokens.weight": weight}, strict=True, assign=True)
 
-    if feed is not None:
-        if feed.shape != model.feed.weight.shape:
-            raise ValueError(f"{path}: key 'feed.weight' has shape {list(feed.shape)}, "
-                             f"this target needs {list(model.feed.weight.shape)}")
-        model.feed.weight = nn.Parameter(feed.to(weight.device, weight.dtype), requires_grad=False)
+    if fuse is not None:
+        if fuse.shape != model.fuse.weight.shape:
+            raise ValueError(f"{path}: key 'fuse.weight' has shape {list(fuse.shape)}, "
+                             f"this target needs {list(model.fuse.weight.shape)}")
+        model.fuse.weight = nn.Parameter(fuse.to(weight.device, weight.dtype), requires_grad=False)
 
     ids = ids.to(weight.device)
     head = target.get_output_embeddings().weight
