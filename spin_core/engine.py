@@ -13,6 +13,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -84,8 +85,8 @@ class Engine:
                  record_laws: bool = False, verification: str = "auto") -> None:
         for name, value, least in (("gamma", gamma, 0), ("max_batch", max_batch, 1), ("max_len", max_len, 2),
                                    ("kv_tokens", kv_tokens, 2), ("prefill_chunk", prefill_chunk, 1)):
-            if value is not None and value < least:
-                raise ValueError(f"Engine: {name} must be at least {least}, got {value}")
+            if value is not None or name not in ("max_len", "kv_tokens"):
+                _check_whole(f"Engine: {name}", value, least)
         self.family = family
         self.max_len = min(max_len or 2048, family.max_context)
         self.max_batch = max_batch
@@ -115,8 +116,8 @@ class Engine:
     def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, drafter: str | None = None,
                gamma: int | None = None) -> Request:
         """Queue a prompt: text, chat messages, or token ids. Returns the request, whose fields fill as it runs."""
-        if gamma is not None and gamma < 0:
-            raise ValueError(f"Engine.submit: gamma must be at least 0, got {gamma}")
+        if gamma is not None:
+            _check_whole("Engine.submit: gamma", gamma, 0)
         params = params or SamplingParams()
         name = drafter if drafter is not None else self.drafter
         self._drafter(name)
@@ -336,9 +337,12 @@ class Engine:
         return max(0, min(request.gamma, request.remaining - 1, room))
 
     def _encode(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str) or (prompt and isinstance(prompt[0], dict)):
+        if isinstance(prompt, str) or isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], dict):
             return self.family.encode(prompt)
-        return [operator.index(i) for i in prompt]      # integers of any kind, but no fractions
+        try:
+            return [operator.index(i) for i in prompt]      # integers of any kind, but no fractions
+        except TypeError as error:
+            raise ValueError(f"a prompt is a string, a list of chat messages, or a list of token ids: {error}") from error
 
     def _check(self, request: Request) -> None:
         """Raise ValueError for a prompt that can't be served."""
@@ -359,6 +363,8 @@ class Engine:
         return min(len(request.prompt_ids) + request.params.max_new_tokens, self.max_len)
 
     def _submit_all(self, prompts, params, submit) -> list[Request]:
+        if isinstance(prompts, str):
+            raise TypeError(f"prompts must be a list, such as [{prompts[:20]!r}]")
         if params is None or isinstance(params, SamplingParams):
             params = [params] * len(prompts)
         if len(params) != len(prompts):
@@ -416,3 +422,11 @@ class Engine:
         """Let the device finish, so that a phase's seconds are its own."""
         if self.target.device.type == "cuda":
             torch.cuda.synchronize(self.target.device)
+
+
+def _check_whole(name: str, value: int, least: int) -> None:
+    """Raise ValueError unless ``value`` is an integer and at least ``least``."""
+    if not isinstance(value, Integral):
+        raise ValueError(f"{name} must be an integer, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from numbers import Real
 
 
 class FinishReason(str, Enum):
@@ -22,8 +24,9 @@ class SamplingParams:
 
     ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 switch the filter off. ``stop_ids`` None
     means the model's own end-of-text ids; an empty tuple means "never stop on a token". ``stop`` holds strings:
-    the text is cut before the first of them. ``seed`` and the prompt fix the text: every random number is a pure
-    function of (seed, position, purpose).
+    the text is cut before the first of them. Every random number is a pure function of the seed and the positions
+    in the text: with one drafter and gamma, ``seed`` and prompt fix a sampled text, whatever else is served. Another
+    drafter or gamma draws another text from the same law; a greedy text is always the same.
     """
 
     temperature: float = 0.0
@@ -40,11 +43,20 @@ class SamplingParams:
             if not ok:
                 raise ValueError(f"SamplingParams: {rule}")
 
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
+        def whole(name: str, value) -> int:
+            try:
+                return operator.index(value)
+            except TypeError:
+                raise ValueError(f"SamplingParams: {name} must be an integer, got {value!r}") from None
+
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         if self.stop_ids is not None:
-            object.__setattr__(self, "stop_ids", tuple(int(i) for i in self.stop_ids))
+            object.__setattr__(self, "stop_ids", tuple(whole("stop_ids", i) for i in self.stop_ids))
+        for name in ("top_k", "max_new_tokens", "seed"):
+            object.__setattr__(self, name, whole(name, getattr(self, name)))
+        for name in ("temperature", "top_p", "min_p"):
+            value = getattr(self, name)
+            check(isinstance(value, Real), f"{name} must be a number, got {value!r}")
         # `not (x >= 0)` also refuses NaN, which `x < 0` lets through
         check(0.0 <= self.temperature < float("inf"), f"temperature must be finite and >= 0, got {self.temperature}")
         check(self.top_k >= 0, f"top_k must be >= 0 (0 = off), got {self.top_k}")
@@ -52,7 +64,7 @@ class SamplingParams:
         check(0.0 <= self.min_p <= 1.0, f"min_p must be in [0, 1], got {self.min_p}")
         check(self.max_new_tokens >= 0, f"max_new_tokens must be >= 0, got {self.max_new_tokens}")
         check(0 <= self.seed < 2**63, f"seed must be in [0, 2**63), got {self.seed}")
-        check(all(s for s in self.stop), "stop strings must not be empty")
+        check(all(isinstance(s, str) and s for s in self.stop), f"stop strings must be text, not empty, got {self.stop}")
 
     @property
     def greedy(self) -> bool:

@@ -183,7 +183,7 @@ def test_an_interrupted_generate_leaves_a_usable_engine(error, monkeypatch):
 # ---- stop strings
 
 @settings(max_examples=40, deadline=None)
-@given(prompt=st.lists(st.integers(0, tiny.VOCAB - 1), min_size=1, max_size=6), at=st.integers(0, 16),
+@given(prompt=st.lists(st.integers(0, tiny.VOCAB - 1), min_size=1, max_size=6), at=st.integers(0, 15),
        length=st.integers(1, 4), gamma=st.sampled_from([0, 3, 7]), decoy=st.booleans())
 def test_the_text_ends_before_the_first_stop_string(prompt, at, length, gamma, decoy):
     """The string may begin in the middle of one token and end in the middle of another."""
@@ -437,3 +437,30 @@ def test_two_thousand_requests_leave_nothing_behind():
     assert (size(), set(vars(engine)), len(engine.drafters)) == before
     assert not [ref for ref in gone if ref() is not None], "the engine still holds finished requests"
     assert engine.trace.metrics()["requests"] == 2000
+
+
+@pytest.mark.parametrize("limit", ["gamma", "max_batch", "max_len", "kv_tokens", "prefill_chunk"])
+def test_a_limit_that_is_no_integer_is_refused(limit):
+    with pytest.raises(ValueError, match=f"Engine: {limit} must be an integer, got 2.5"):
+        Engine(tiny.family(), "near", **{limit: 2.5})
+
+
+def test_a_gamma_that_is_no_integer_is_refused_before_a_drafter_meets_it():
+    engine = Engine(tiny.family(), "near")
+    with pytest.raises(ValueError, match="gamma must be an integer"):
+        engine.submit([1, 2], gamma=2.5)
+    assert not engine.retired and not engine.trace.events
+
+
+@pytest.mark.parametrize("prompt", [None, 3, {"role": "user", "content": "a"}, ["a"], [1.0]])
+def test_what_is_no_prompt_fails_alone_and_is_told_what_a_prompt_is(prompt):
+    bad, good = Engine(tiny.family(), "near", 3).generate([prompt, [1, 2]], GREEDY)
+    assert bad.finish_reason is FinishReason.ERROR and "a prompt is a string, a list of chat messages" in bad.error
+    assert good.output_ids == plain([1, 2])
+
+
+def test_one_string_is_not_taken_for_many_prompts():
+    engine = Engine(tiny.family(), "near")
+    with pytest.raises(TypeError, match=r"prompts must be a list, such as \['abc'\]"):
+        engine.generate("abc")
+    assert not engine.trace.events

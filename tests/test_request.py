@@ -19,6 +19,14 @@ def test_an_impossible_value_is_refused_and_named(name, bad):
         SamplingParams(**{name: bad})
 
 
+@pytest.mark.parametrize("name, bad", [
+    ("temperature", "1"), ("temperature", None), ("top_p", "x"), ("min_p", [0.1]), ("top_k", 1.5), ("seed", 0.5),
+    ("max_new_tokens", 2.5), ("max_new_tokens", "9"), ("stop_ids", (1.5,)), ("stop", (1,))])
+def test_a_value_of_the_wrong_kind_is_refused_and_named(name, bad):
+    with pytest.raises(ValueError, match=f"SamplingParams: {name}"):
+        SamplingParams(**{name: bad})
+
+
 def test_the_limits_themselves_are_allowed():
     SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, max_new_tokens=0, seed=0)
     SamplingParams(temperature=1e9, top_p=1e-9, min_p=1.0, seed=2**63 - 1, stop_ids=())
