@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
 from spin_core import bench
+from spin_core.zoo import CorruptFileError, FetchError
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -23,10 +25,24 @@ def main(argv: list[str] | None = None) -> int:
         module.add_arguments(sub)
     args = parser.parse_args(argv)
     try:
+        if getattr(args, "json", None):
+            _check_writable(Path(args.json))
         return {"generate": _generate, "fetch": _fetch, "bench": _bench}[args.command](args)
-    except (ValueError, OSError) as error:      # the caller's mistakes, told in one line
-        print(f"error: {error}", file=sys.stderr)
+    except (ValueError, OSError, NotImplementedError, FetchError, CorruptFileError) as error:
+        print(f"error: {error}", file=sys.stderr)       # nothing is wrong with the program: no traceback
         return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _check_writable(path: Path) -> None:
+    """Raise OSError for a file that can't be written: now, not after the work."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = not path.exists()
+    path.open("a").close()
+    if fresh:
+        path.unlink()
 
 
 def _generate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +72,10 @@ def _generate(args) -> int:
     from spin_core.request import FinishReason, SamplingParams
     from spin_core.workloads import load_workload
 
+    if args.draft_model and not args.target:
+        raise ValueError("--draft-model needs --target: the embedded target comes with drafters of its own")
+    if args.limit is not None and not args.workload:
+        raise ValueError("--limit needs --workload")
     params = SamplingParams(args.temperature, args.top_k, args.top_p, args.min_p, args.max_new_tokens, None,
                             tuple(args.stop), args.seed)
     prompts = args.prompt
@@ -98,16 +118,17 @@ def _marked(engine, request) -> str:
     for event in engine.trace.events:
         if event.kind == "step" and event.request == request.id:
             fates += [i < event.accepted for i in range(len(event.emitted))]
-    out, start = "", 0
+    out, start, shown = "", 0, 0
     while start < len(fates):
         end = start
         while end < len(fates) and fates[end] == fates[start]:
             end += 1
-        # decode from the beginning each time: a character may be spread over several tokens
-        before, upto = (engine.family.decode(request.output_ids[:n]) for n in (start, end))
-        piece = upto[len(before):]
+        # A character may be spread over several tokens, and a stop string cuts the text inside one: show what the
+        # tokens so far have settled of the text. A character goes with the token that completes it.
+        settled = os.path.commonprefix([engine.family.decode(request.output_ids[:end]), request.text])
+        piece = request.text[shown:] if end == len(fates) else settled[shown:]
         out += f"{on}{piece}{off}" if fates[start] and piece else piece
-        start = end
+        start, shown = end, max(shown, len(settled))
     return out
 
 

@@ -46,6 +46,9 @@ def test_generate_writes_texts_events_and_metrics(family, tmp_path, capsys):
     (["--prompt", "abc", "--temperature", "-1"], "temperature"),
     (["--prompt", "abc", "--gamma", "-1"], "gamma"),
     (["--workload", "no-such-set"], "no-such-set"),
+    (["--prompt", "abc", "--draft-model", "some/model"], "--draft-model needs --target"),
+    (["--prompt", "abc", "--limit", "3"], "--limit needs --workload"),
+    (["--prompt", "abc", "--json", "/"], "'/'"),
 ])
 def test_a_mistake_is_told_in_one_line(family, capsys, arguments, message):
     assert main(["generate", *arguments]) == 2
@@ -58,3 +61,58 @@ def test_one_bad_prompt_fails_alone(family, capsys):
     assert main(["generate", "--prompt", good, "--prompt", bad, "--max-new-tokens", "4"]) == 1
     out = capsys.readouterr().out
     assert "the prompt is empty" in out and "4 tokens, length" in out
+
+
+@pytest.mark.parametrize("failure", [zoo.FetchError("no network, do this"), zoo.CorruptFileError("x is corrupt")])
+def test_a_model_that_cannot_be_had_is_told_without_a_traceback(monkeypatch, capsys, failure):
+    def load(*args, **options):
+        raise failure
+
+    monkeypatch.setattr(zoo, "load", load)
+    assert main(["generate", "--prompt", "abc"]) == 2
+    assert capsys.readouterr().err == f"error: {failure}\n"
+
+
+def test_an_interrupt_ends_with_its_own_status(monkeypatch, capsys):
+    def load(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(zoo, "load", load)
+    assert main(["generate", "--prompt", "abc"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_json_that_cannot_be_written_is_noticed_before_the_work(family, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(zoo, "load", lambda *args, **options: pytest.fail("it has begun to work"))
+    (tmp_path / "file").touch()
+    assert main(["generate", "--prompt", "abc", "--json", str(tmp_path / "file" / "out.json")]) == 2
+    assert "error: " in capsys.readouterr().err
+
+
+def test_the_json_may_lie_in_a_new_folder(family, tmp_path, capsys):
+    out = tmp_path / "new" / "out.json"
+    assert main(["generate", "--prompt", "abc", "--max-new-tokens", "2", "--json", str(out)]) == 0
+    assert json.loads(out.read_text())["requests"][0]["text"]
+
+
+@pytest.mark.parametrize("drafter", ["same", "near", "none"])
+def test_what_is_shown_is_the_text_cut_before_its_stop_string(family, capsys, drafter):
+    arguments = ["generate", "--prompt", "abc", "--drafter", drafter, "--max-new-tokens", "12"]
+    assert main(arguments) == 0
+    whole = _unmarked(capsys)
+    stop = whole[4:6]
+    assert main([*arguments, "--stop", stop]) == 0
+    assert _unmarked(capsys) == whole[:whole.index(stop)]
+
+
+@pytest.mark.parametrize("drafter", ["same", "near", "none"])
+def test_a_character_made_of_several_tokens_is_shown_whole(family, capsys, drafter):
+    spell = "a\N{WATER WAVE}b\N{SPARKLES}".encode()
+    family.decode = lambda ids: bytes(spell[i % len(spell)] for i in range(len(ids))).decode(errors="replace")
+    assert main(["generate", "--prompt", "abc", "--drafter", drafter, "--gamma", "2", "--max-new-tokens", "18"]) == 0
+    assert _unmarked(capsys) == spell.decode() * 2
+
+
+def _unmarked(capsys) -> str:
+    """The text that was shown, without its marks."""
+    return capsys.readouterr().out.split("\n\n")[0].replace("[", "").replace("]", "")
