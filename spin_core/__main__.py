@@ -1,4 +1,4 @@
-"""The command line: ``python -m spin_core generate | fetch | bench``."""
+"""The command line: ``python -m spin_core generate | fetch | distill | bench``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from spin_core import bench
+from spin_core.distill import command as distill
 from spin_core.zoo import CorruptFileError, FetchError
 
 
@@ -17,6 +18,7 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     _generate_arguments(commands.add_parser("generate", help="generate text and see what speculation did"))
     commands.add_parser("fetch", help="fetch and check the embedded models")
+    distill.add_arguments(commands.add_parser("distill", help="make a drafter from the target"))
     benches = commands.add_parser("bench", help="run a benchmark").add_subparsers(dest="name", required=True)
     for name in bench.NAMES:
         module = bench.module(name)
@@ -27,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if getattr(args, "json", None):
             _check_writable(Path(args.json))
-        return {"generate": _generate, "fetch": _fetch, "bench": _bench}[args.command](args)
+        return {"generate": _generate, "fetch": _fetch, "distill": distill.run, "bench": _bench}[args.command](args)
     except (ValueError, OSError, NotImplementedError, FetchError, CorruptFileError) as error:
         print(f"error: {error}", file=sys.stderr)       # nothing is wrong with the program: no traceback
         return 2
