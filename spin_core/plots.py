@@ -1,8 +1,8 @@
 """Pure plotting functions: numbers in, a matplotlib Figure out. No models, no files, no global state.
 
-One look for all: :func:`style` is applied by every function, colours come from one palette that stays readable with
-the common forms of colour blindness (Okabe and Ito), and no meaning rests on colour alone. p and everything of the
-target is blue, q and everything drafted orange.
+One look for all: :func:`style` is applied by every function, colours come from one palette that stays
+readable with the common forms of colour blindness (Okabe and Ito), and no meaning rests on colour alone. p
+and everything of the target is blue, q and everything drafted orange.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyBboxPatch
+from matplotlib.patches import FancyBboxPatch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from spin_core import theory as formulas
 
 Counts = tuple[Sequence[int], Sequence[int]]
-"""How often place 1, 2, ... of a draft was looked at, and accepted: :func:`spin_core.theory.position_counts`."""
+"""How often place 1, 2, ... of a draft was looked at, and accepted:
+:func:`spin_core.theory.position_counts`."""
 
 if TYPE_CHECKING:
     from spin_core.lessons.steps import Step
@@ -31,8 +32,9 @@ BLUE, ORANGE, GREEN, RED, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E0
 INK, GREY, LIGHT = "#222222", "#777777", "#E4E4E4"
 P_COLOUR, Q_COLOUR, RESIDUAL_COLOUR = BLUE, ORANGE, SKY
 FATE_COLOURS = {"accepted": GREEN, "rejected": RED, "replacement": SKY, "bonus": PURPLE, "unseen": GREY}
-FATE_WORDS = {"accepted": "drafted, accepted", "rejected": "drafted, rejected", "replacement": "target's replacement",
-              "bonus": "target's bonus token", "unseen": "drafted, never looked at"}
+FATE_WORDS = {"accepted": "drafted, accepted", "rejected": "drafted, rejected",
+              "replacement": "target's replacement", "bonus": "target's bonus token",
+              "unseen": "drafted, never looked at"}
 SERIES = [(GREEN, "o"), (RED, "s"), (PURPLE, "D"), (BLUE, "^"), (ORANGE, "v"), (GREY, "P")]
 WIDTH = 9.6             # inches, of every figure: one column of a notebook
 _MONO = "DejaVu Sans Mono"      # comes with matplotlib
@@ -40,10 +42,12 @@ _CHAR = 0.602           # width of its characters over its size
 
 _STYLE = {
     "font.family": "DejaVu Sans", "font.size": 10.5, "axes.titlesize": 11, "axes.titleweight": "bold",
-    "axes.titlelocation": "left", "axes.titlepad": 9, "axes.labelsize": 10.5, "xtick.labelsize": 10, "ytick.labelsize": 10,
-    "legend.fontsize": 9.5, "legend.frameon": False, "axes.spines.top": False, "axes.spines.right": False,
-    "axes.edgecolor": "#999999", "axes.labelcolor": INK, "text.color": INK, "xtick.color": INK, "ytick.color": INK,
-    "xtick.major.size": 0, "ytick.major.size": 0, "axes.grid": True, "grid.color": LIGHT, "grid.linewidth": 0.8,
+    "axes.titlelocation": "left", "axes.titlepad": 9, "axes.labelsize": 10.5, "xtick.labelsize": 10,
+    "ytick.labelsize": 10, "legend.fontsize": 9.5, "legend.frameon": False, "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#999999", "axes.labelcolor": INK, "text.color": INK, "xtick.color": INK,
+    "ytick.color": INK, "xtick.major.size": 0, "ytick.major.size": 0, "axes.grid": True, "grid.color": LIGHT,
+    "grid.linewidth": 0.8,
     "axes.axisbelow": True, "lines.linewidth": 2, "lines.markersize": 6.5, "figure.facecolor": "white",
     "axes.facecolor": "white", "figure.dpi": 100, "text.parse_math": False, "svg.fonttype": "path",
 }
@@ -69,7 +73,8 @@ def png(figure: Figure, dpi: int = 150) -> bytes:
     pixels, small = io.BytesIO(), io.BytesIO()
     with style():
         figure.savefig(pixels, format="png", dpi=dpi)
-    Image.open(pixels).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
+    picture = Image.open(pixels).convert("RGB").quantize(128, dither=Image.Dither.NONE)
+    picture.save(small, "PNG", optimize=True)
     return small.getvalue()
 
 
@@ -123,12 +128,12 @@ def _box(ax: Axes, x: float, y: float, text: str, fate: str, size: float, pad: f
     return x + width
 
 
-def _fate_legend(ax: Axes, y: float, fates: Sequence[str], size: float, words: Mapping[str, str] = FATE_WORDS) -> None:
+def _fate_legend(ax: Axes, y: float, fates: Sequence[str], size: float) -> None:
     x = 0.4
     for fate in fates:
         x = _box(ax, x, y, "a", fate, size) + 0.8
-        ax.text(x, y, words[fate], va="center_baseline", size=size, color=INK)
-        x += len(words[fate]) * 0.95 + 2.2
+        ax.text(x, y, FATE_WORDS[fate], va="center_baseline", size=size, color=INK)
+        x += len(FATE_WORDS[fate]) * 0.95 + 2.2
 
 
 @_styled
@@ -143,7 +148,7 @@ def text_by_fate(tokens: Sequence[str], fates: Sequence[str], *, title: str = ""
     placed, x, line = [], 0, 0
     for i, (token, fate) in enumerate(zip(tokens, fates)):
         starts_word = token[:1].isspace() or i == 0
-        word = len(token)                                       # up to the next token that begins with a space
+        word = len(token)       # up to the next token that begins with a space
         for later in tokens[i + 1:] if starts_word else ():
             if later[:1].isspace() or word > columns:
                 break
@@ -153,7 +158,7 @@ def text_by_fate(tokens: Sequence[str], fates: Sequence[str], *, title: str = ""
         pieces = token.split("\n")
         for k, piece in enumerate(pieces):
             shown = label(piece, columns).replace("␣", " ") if piece else ""
-            shown += "↵" if k < len(pieces) - 1 else ""         # a line end is a token, or part of one: show it
+            shown += "↵" if k < len(pieces) - 1 else ""     # a line end is a token, or part of one: show it
             if shown:
                 placed.append((x, line, shown, fate))
                 x += len(shown)
@@ -167,16 +172,18 @@ def text_by_fate(tokens: Sequence[str], fates: Sequence[str], *, title: str = ""
     _fate_legend(ax, top - 0.95, ("accepted", "replacement", "bonus"), 9.5)
     for x, line, shown, fate in placed:
         y = top + line + 0.5
-        ax.add_patch(matplotlib.patches.Rectangle((x + 0.44, y - 0.42), len(shown) - 0.08, 0.84, linewidth=0,
-                                                  facecolor=_tint(FATE_COLOURS[fate], 0.30 if fate == "accepted" else 0.45)))
+        tint = _tint(FATE_COLOURS[fate], 0.30 if fate == "accepted" else 0.45)
+        ax.add_patch(Rectangle((x + 0.44, y - 0.42), len(shown) - 0.08, 0.84, linewidth=0, facecolor=tint))
         ax.text(x + 0.4, y, shown, family=_MONO, size=size, va="center_baseline",
                 color=GREY if shown == "↵" else INK, weight="normal" if fate == "accepted" else "bold")
     return figure
 
 
-def _strip(ax: Axes, y: float, step: "Step", size: float, columns: float, *, before: int, number: int = 0) -> list[float]:
+def _strip(ax: Axes, y: float, step: "Step", size: float, columns: float, *, before: int,
+           number: int = 0) -> list[float]:
     """A step's tokens on line y, behind the end of the text before it; the centre of every place."""
-    context = label(step.before, 10**6).replace("␣", " ")[-(before - 4 if number else before):]
+    context = label(step.before, 10**6).replace("␣", " ") if step.before else "(start)"
+    context = context[-(before - 4 if number else before):]
     if number:
         ax.text(0.4, y, f"{number}", size=9, color=GREY, va="center_baseline")
     ax.text(before + 0.2, y, context, ha="right", va="center_baseline", family=_MONO, size=size, color=GREY)
@@ -216,7 +223,7 @@ def steps(shown: Sequence["Step"], *, title: str = "") -> Figure:
 
 @_styled
 def step(shown: "Step", place: int, *, title: str = "") -> Figure:
-    """One step, and p, q and the residual (p - q)+ at one of its places (0-based; the last is the bonus place)."""
+    """One step, and p, q and the residual (p - q)+ at a place (0-based; the last is the bonus place)."""
     if not 0 <= place < len(shown.places):
         raise ValueError(f"step: place {place} of {len(shown.places)}; were the laws recorded?")
     laws, size, columns = shown.places[place], 10, _characters(10)
@@ -248,7 +255,7 @@ def step(shown: "Step", place: int, *, title: str = "") -> Figure:
         panel.barh(rows, values, color=colour, height=0.62)
         for row, value in zip(rows, values):
             if value >= 0.0005:
-                panel.text(value + limit * 0.015, row, f"{value:.3f}".lstrip("0"), va="center", size=8.5, color=INK)
+                panel.text(value + limit * 0.015, row, f"{value:.3f}".lstrip("0"), va="center", size=8.5)
         if k == 0:
             for row, tick in enumerate(panel.get_yticklabels()):
                 if row == laws.drafted:
@@ -262,27 +269,30 @@ def _story(step: "Step", place: int) -> str:
     """One sentence: what happened at this place."""
     laws, first = step.places[place], f"Place {place + 1}: "
     if place == len(step.drafted):
+        if not step.drafted:
+            return f"{first}nothing was drafted, so the target writes {label(step.own)} from p as ever."
         if step.own_fate == "bonus":
-            return f"{first}every drafted token was accepted, so the target adds {label(step.own)} from p for free."
+            return f"{first}all drafted tokens were accepted; the target adds {label(step.own)} from p."
         return f"{first}the bonus place, not reached this time."
     token = label(laws.tokens[laws.drafted])
     if step.fates[place] == "unseen":
         return f"{first}{token} was drafted, but nobody looked: the draft had ended before."
     p, q = laws.p[laws.drafted], laws.q[laws.drafted]
-    verdict = "accepted" if step.fates[place] == "accepted" else f"rejected; {label(step.own)} is drawn from (p − q)₊"
+    accepted = step.fates[place] == "accepted"
+    verdict = "accepted" if accepted else f"rejected; {label(step.own)} is drawn from (p − q)₊"
     if laws.u is None:
         return f"{first}{token} has q = {q:.3f}, p = {p:.3f}: {verdict}."
-    sign = "<" if step.fates[place] == "accepted" else "≥"
-    return f"{first}{token} has q = {q:.3f}, p = {p:.3f}; u·q = {laws.u:.3f}·{q:.3f} = {laws.u * q:.3f} {sign} p: {verdict}."
+    test = f"u·q = {laws.u:.3f}·{q:.3f} = {laws.u * q:.3f} {'<' if accepted else '≥'} p"
+    return f"{first}{token} has q = {q:.3f}, p = {p:.3f}; {test}: {verdict}."
 
 
 # ---- laws and statistics
 
 
 @_styled
-def law(outcomes: Sequence[str], exact: Sequence[float], samples: Mapping[str, Sequence[float]], *, count: int,
-        distances: Mapping[str, float], noise: float) -> Figure:
-    """Sampled frequencies against the exact law, and each sample's distance from it beside what chance explains.
+def law(outcomes: Sequence[str], exact: Sequence[float], samples: Mapping[str, Sequence[float]], *,
+        count: int, distances: Mapping[str, float], noise: float) -> Figure:
+    """Sampled frequencies against the exact law, and each sample's distance beside what chance explains.
 
     ``exact`` and each of ``samples`` are probabilities of ``outcomes``; every sample holds ``count`` draws.
     ``distances`` are total variation distances; ``noise`` is what 95 % of lawful samples stay below.
@@ -297,7 +307,8 @@ def law(outcomes: Sequence[str], exact: Sequence[float], samples: Mapping[str, S
              label=f"± 2 standard deviations of {count:,} draws")
     offsets = np.linspace(-0.24, 0.24, len(samples))
     for (name, values), (colour, marker), shift in zip(samples.items(), SERIES_LAW, offsets):
-        left.plot(x + shift, values, marker, color=colour, markeredgecolor="white", markeredgewidth=0.8, label=name)
+        left.plot(x + shift, values, marker, color=colour, markeredgecolor="white", markeredgewidth=0.8,
+                  label=name)
     left.set_xticks(x, outcomes, rotation=38, ha="right", rotation_mode="anchor", family=_MONO, fontsize=9)
     left.set(ylabel="probability", ylim=(0, None), xlim=(-0.6, len(x) - 0.4))
     left.grid(axis="x", visible=False)
@@ -324,10 +335,10 @@ SERIES_LAW = [("#444444", "o"), (GREEN, "D"), (RED, "X")]
 @_styled
 def expected_tokens(gammas: Sequence[int], measured: Sequence[float], errors: Sequence[float],
                     counts: Counts) -> Figure:
-    """Tokens per target pass by gamma: measured, the formula with one alpha, and with an alpha for every place.
+    """Tokens per target pass by gamma: measured, the formula with one alpha, and with one for every place.
 
-    ``errors`` are half-widths. ``counts`` are how often place 1, 2, ... was looked at and accepted, for as many places
-    as the largest gamma; both formulas take their alphas from there.
+    ``errors`` are half-widths. ``counts`` are how often place 1, 2, ... was looked at and accepted, for as
+    many places as the largest gamma; both formulas take their alphas from there.
     """
     alpha, by_position = formulas.one_rate(*counts) or 0.0, formulas.rates(*counts)
     figure = Figure(figsize=(WIDTH, 3.9), layout="constrained")
@@ -337,13 +348,13 @@ def expected_tokens(gammas: Sequence[int], measured: Sequence[float], errors: Se
               label=f"formula, one α = {alpha:.2f} for all places")
     left.plot(grid, [formulas.expected_tokens_by_position(by_position, g) for g in grid], color=BLUE,
               label="formula, each place its own α")
-    left.errorbar(gammas, measured, errors, fmt="o", color=GREEN, capsize=3, elinewidth=1.3, markeredgecolor="white",
-                  label="measured (bars: 2 standard errors)", zorder=5)
+    left.errorbar(gammas, measured, errors, fmt="o", color=GREEN, capsize=3, elinewidth=1.3, zorder=5,
+                  markeredgecolor="white", label="measured (bars: 2 standard errors)")
     left.axhline(1, color=GREY, linewidth=1, linestyle=":")
     left.text(max(gammas) + 0.25, 1.015, "plain decoding", color=GREY, size=9, va="bottom", ha="right")
     low, high = left.get_ylim()
-    left.set(xlabel="γ, drafted tokens per step", ylabel="tokens per target pass", xlim=(-0.3, max(gammas) + 0.3),
-             ylim=(min(0.95, low), high + 0.22 * (high - low)))
+    left.set(xlabel="γ, drafted tokens per step", ylabel="tokens per target pass",
+             xlim=(-0.3, max(gammas) + 0.3), ylim=(min(0.95, low), high + 0.22 * (high - low)))
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
     left.legend(loc="upper left")
     left.set_title("Expected tokens: formula and measurement")
@@ -362,15 +373,18 @@ def _positions(ax: Axes, counts: Mapping[str, Counts], colours: Sequence[str] | 
         x, y = seen + 1 + shifts[i], np.array(formulas.rates(tested, accepted), float)[seen]
         low, high = formulas.proportion_interval(np.asarray(accepted)[seen], np.asarray(tested)[seen])
         ax.vlines(x, low, high, color=_tint(colour, 0.55), linewidth=1.4)
-        ax.plot(x, y, marker=marker, color=colour, markeredgecolor="white", label=name)
+        ax.plot(x, y, marker=marker, color=colour, markeredgecolor="white", label=name, clip_on=False,
+                zorder=3)
         if (overall := formulas.one_rate(tested, accepted)) is not None:
             ax.axhline(overall, color=colour, linestyle="--", linewidth=1.1, alpha=0.8)
-    ax.set(xlabel="place in the draft", ylabel="accepted, if looked at", ylim=(0, 1.02), xlim=(0.6, longest + 0.4))
+    ax.set(xlabel="place in the draft", ylabel="accepted, if looked at", ylim=(0, 1.04),
+           xlim=(0.6, longest + 0.4))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 @_styled
-def acceptance_by_position(counts: Mapping[str, Counts], *, title: str = "Acceptance by place in the draft") -> Figure:
+def acceptance_by_position(counts: Mapping[str, Counts], *,
+                           title: str = "Acceptance by place in the draft") -> Figure:
     """Per curve the acceptance at place 1, 2, ... among the tokens that were looked at, with 95 % intervals.
 
     ``counts`` are (tested, accepted) by place, per curve. Dashed: all places of a curve together.
@@ -379,7 +393,8 @@ def acceptance_by_position(counts: Mapping[str, Counts], *, title: str = "Accept
     ax = figure.subplots()
     _positions(ax, counts)
     ax.set_title(title)
-    figure.legend(*ax.get_legend_handles_labels(), loc="outside right upper", title="dashed: all places", title_fontsize=9)
+    figure.legend(*ax.get_legend_handles_labels(), loc="outside right upper", title="dashed: all places",
+                  title_fontsize=9)
     return figure
 
 
@@ -388,7 +403,8 @@ def acceptance_by_request(values: Mapping[str, Sequence[float]], groups: Sequenc
                           ylabel: str = "tokens per target pass") -> Figure:
     """One column per request, one mark per drafter; the best of each request is filled.
 
-    ``values[drafter][i]`` belongs to request i, ``groups[i]`` names its workload: requests of one must be adjacent.
+    ``values[drafter][i]`` belongs to request i, ``groups[i]`` names its workload: requests of one must be
+    adjacent.
     """
     figure = Figure(figsize=(WIDTH, 3.9), layout="constrained")
     ax = figure.subplots()
@@ -403,11 +419,12 @@ def acceptance_by_request(values: Mapping[str, Sequence[float]], groups: Sequenc
     for row, (name, (colour, marker)) in enumerate(zip(names, SERIES)):
         wins = table[row] >= best - 1e-12
         ax.plot(x[~wins], table[row][~wins], marker, color="white", markeredgecolor=colour, markersize=5.5)
-        ax.plot(x[wins], table[row][wins], marker, color=colour, markersize=7, label=f"{name}: best for {wins.sum()}")
+        ax.plot(x[wins], table[row][wins], marker, color=colour, markersize=7,
+                label=f"{name}: best for {wins.sum()}")
     start, high = 0, float(best.max())
     for group in dict.fromkeys(groups):
         size = list(groups).count(group)
-        ax.text(start + (size - 1) / 2, high * 1.06, group, ha="center", va="bottom", color="#555555", size=10)
+        ax.text(start + (size - 1) / 2, high * 1.06, group, ha="center", va="bottom", color="#555555")
         if start:
             ax.axvline(start - 0.5, color=GREY, linewidth=0.8, linestyle=":")
         start += size
@@ -420,28 +437,36 @@ def acceptance_by_request(values: Mapping[str, Sequence[float]], groups: Sequenc
 
 
 @_styled
-def speed(gammas: Sequence[int], measured: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[float]]],
+def speed(gammas: Sequence[int],
+          measured: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[float]]],
           curves: Mapping[str, Sequence[float]], phases: Mapping[str, Sequence[float]]) -> Figure:
     """Goodput by gamma against theory, and where the time of a step goes.
 
-    ``gammas`` begin with 0, plain decoding. ``measured`` are (tokens per second, low, high) per drafter; ``curves``
-    and ``phases`` (milliseconds per step) are those of the first drafter.
+    ``gammas`` begin with 0, plain decoding. ``measured`` are (tokens per second, low, high) per drafter;
+    ``curves`` and ``phases`` (milliseconds per step) are those of the first drafter.
     """
-    figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[1.35, 1])
     x, plain = np.arange(len(gammas)), next(iter(measured.values()))[0][0]
     for (name, values), (dash, shade) in zip(curves.items(), (("--", 0.6), ("-", 1.0))):
         left.plot(x, values, dash, color=_tint(BLUE, shade), label=name)
     left.axhline(plain, color=GREY, linewidth=1, linestyle=":")
-    for (name, (values, low, high)), (colour, marker), shift in zip(measured.items(), SERIES[::2], (-0.06, 0.06)):
+    for i, (name, (values, low, high)) in enumerate(measured.items()):
+        colour, marker = SERIES[2 * i]
         best = int(np.argmax(values))
-        gain = f": at best {values[best] / plain:.2f}× plain, γ = {gammas[best]}" if best else ": never faster than plain"
-        left.errorbar(x + shift, values, np.clip([np.subtract(values, low), np.subtract(high, values)], 0, None), fmt=marker, color=colour,
-                      capsize=3, elinewidth=1.2, markeredgecolor="white", zorder=5, label=name + gain)
-    top = max([max(high) for _, _, high in measured.values()] + [max(v) for v in curves.values()])
-    left.set(xlabel="γ, drafted tokens per step (0: plain decoding)", ylabel="tokens per second", ylim=(0, top * 1.5))
+        gain = "never faster than plain"
+        if best:
+            gain = f"at best {values[best] / plain:.2f}× plain, γ = {gammas[best]}"
+        bars = np.clip([np.subtract(values, low), np.subtract(high, values)], 0, None)
+        left.errorbar(x + 0.12 * i - 0.06, values, bars, fmt=marker, color=colour, capsize=3, elinewidth=1.2,
+                      markeredgecolor="white", zorder=5, label=f"{name}: {gain}")
+    top = 1.3 * max(map(max, [*curves.values(), *(values for values, _, _ in measured.values())]))
+    for values, _, high in measured.values():       # one lucky prompt must not squeeze all others
+        for i in np.flatnonzero(np.asarray(high) > top):
+            left.text(i + 0.1, top * 0.985, f"↑{high[i]:.0f}", size=9, color="#555555", va="top")
+    left.set(xlabel="γ, drafted tokens per step (0: plain decoding)", ylabel="tokens per second",
+             ylim=(0, top))
     left.set_xticks(x, gammas)
-    left.legend(loc="upper left")
     left.set_title("Goodput on this machine")
     base = np.zeros(len(gammas))
     for (name, values), colour in zip(phases.items(), (ORANGE, BLUE, SKY, "#BBBBBB")):
@@ -451,6 +476,7 @@ def speed(gammas: Sequence[int], measured: Mapping[str, tuple[Sequence[float], S
     right.set(xlabel="γ", ylabel="milliseconds per step", ylim=(0, base.max() * 1.45))
     right.grid(axis="x", visible=False)
     right.legend(loc="upper left", reverse=True)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", ncols=2)
     right.set_title(f"Where a step's time goes, {next(iter(measured))}")
     return figure
 
@@ -469,8 +495,8 @@ def theory(alpha: float, cost: float, *, gammas: int = 12) -> Figure:
     left.plot(x, tokens, "o-", color=BLUE, markeredgecolor="white")
     if alpha < 1:
         left.axhline(1 / (1 - alpha), color=GREY, linestyle=":", linewidth=1.2)
-        left.annotate(f"limit 1 / (1 − α) = {1 / (1 - alpha):.2f}", (gammas, 1 / (1 - alpha)), (0, 6), ha="right",
-                      textcoords="offset points", size=9, color="#555555")
+        left.annotate(f"limit 1 / (1 − α) = {1 / (1 - alpha):.2f}", (gammas, 1 / (1 - alpha)), (0, 6),
+                      ha="right", textcoords="offset points", size=9, color="#555555")
     left.set(xlabel="γ, drafted tokens per step", ylabel="tokens per target pass",
              ylim=(0, tokens.max() * 1.3))
     left.set_title(f"Expected tokens, α = {alpha:.2f}")

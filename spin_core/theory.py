@@ -1,8 +1,8 @@
-"""What speculation should gain, on paper: the formulas of Leviathan et al. (arXiv 2211.17192), and what they need.
+"""What speculation should gain on paper: the formulas of Leviathan et al. (arXiv 2211.17192).
 
-``alpha`` is the probability that a drafted token is accepted, given that all drafted before it were. ``gamma`` is how
-many tokens are drafted per target pass. ``cost`` (c in the paper) is the time of one drafted token over the time of one
-plain target pass. Everything is a numpy function of numbers or arrays.
+``alpha`` is the probability that a drafted token is accepted, given that all drafted before it were.
+``gamma`` is how many tokens are drafted per target pass. ``cost`` (c in the paper) is the time of one drafted
+token over the time of one plain target pass. Everything is a numpy function of numbers or arrays.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 def expected_tokens(alpha, gamma):
     """Tokens per target pass, ``(1 - alpha^(gamma + 1)) / (1 - alpha)`` (equation 1); gamma + 1 at alpha = 1.
 
-    ``alpha`` in [0, 1] and ``gamma`` >= 0 broadcast against each other. It is the sum 1 + alpha + ... + alpha^gamma:
-    the target always adds a token of its own, and drafted token j is kept if it and all before it were accepted.
+    ``alpha`` in [0, 1] and ``gamma`` >= 0 broadcast against each other. It is the sum 1 + alpha + ... +
+    alpha^gamma: the target always adds a token of its own, and drafted token j is kept if it and all before
+    it were accepted.
     """
     alpha, gamma = np.asarray(alpha, float), np.asarray(gamma, float)
     if np.any((alpha < 0) | (alpha > 1)) or np.any(gamma < 0):
@@ -32,25 +33,26 @@ def expected_tokens(alpha, gamma):
 def expected_tokens_by_position(alphas: Sequence[float | None], gamma: int) -> float:
     """The same when acceptance depends on the place in the draft: 1 + alphas[0] + alphas[0] alphas[1] + ...
 
-    ``alphas[j]`` is the acceptance of drafted token j given that all before it were accepted; at least ``gamma`` of
-    them. None, of a place that was never reached, counts as 0.
+    ``alphas[j]`` is the acceptance of drafted token j given that all before it were accepted; at least
+    ``gamma`` of them. None, of a place that was never reached, counts as 0.
     """
     if len(alphas) < gamma:
-        raise ValueError(f"expected_tokens_by_position: gamma {gamma} needs as many alphas, got {len(alphas)}")
+        raise ValueError(f"expected_tokens_by_position: gamma {gamma} needs as many alphas, got "
+                         f"{len(alphas)}")
     return float(1 + np.cumprod([a or 0.0 for a in alphas[:gamma]]).sum())
 
 
 def speed_up(alpha, gamma, cost):
     """Over plain decoding: expected tokens / (gamma cost + 1) (theorem 3.8).
 
-    The theorem takes a pass over gamma + 1 tokens to cost what a pass over one costs. Where it costs more, add to
-    ``cost`` what each further token adds.
+    The theorem takes a pass over gamma + 1 tokens to cost what a pass over one costs. Where it costs more,
+    add to ``cost`` what each further token adds.
     """
     return expected_tokens(alpha, gamma) / (np.asarray(gamma, float) * cost + 1)
 
 
 def best_gamma(alpha: float, cost: float, limit: int = 64) -> tuple[int, float]:
-    """The gamma in 0 .. ``limit`` of the largest speed-up, and that speed-up. 0: do not speculate (speed-up 1)."""
+    """The gamma in 0 .. ``limit`` of the largest speed-up, and that speed-up. 0: do not speculate."""
     gains = speed_up(alpha, np.arange(limit + 1), cost)
     best = int(np.argmax(gains))
     return best, float(gains[best])
@@ -59,8 +61,8 @@ def best_gamma(alpha: float, cost: float, limit: int = 64) -> tuple[int, float]:
 def position_counts(steps: Iterable["Event"], gamma: int) -> tuple[np.ndarray, np.ndarray]:
     """How often each place of a draft was looked at, and accepted: two int arrays ``[gamma]``.
 
-    ``steps`` are "step" events. Looked at are the accepted tokens and the one whose rejection ended the draft; where
-    the text ended inside the accepted run (a stop token), what stood behind it was not.
+    ``steps`` are "step" events. Looked at are the accepted tokens and the one whose rejection ended the
+    draft; where the text ended inside the accepted run (a stop token), what stood behind it was not.
     """
     tested, accepted = np.zeros(gamma, int), np.zeros(gamma, int)
     for step in steps:
@@ -81,7 +83,7 @@ def one_rate(tested: Sequence[int], accepted: Sequence[int]) -> float | None:
 
 
 def proportion_interval(hits, trials, z: float = 1.96):
-    """Wilson's interval for a proportion, about 95 % at z = 1.96: ``(low, high)``; [0, 1] where trials = 0."""
+    """Wilson's interval for a proportion, about 95 % at z = 1.96: ``(low, high)``; [0, 1] of 0 trials."""
     hits, trials = np.asarray(hits, float), np.asarray(trials, float)
     n = np.maximum(trials, 1)
     centre = (hits / n + z * z / (2 * n)) / (1 + z * z / n)

@@ -1,7 +1,7 @@
 """Widgets: controls around a picture from :mod:`spin_core.plots`. They compute nothing of their own.
 
-The picture is one PNG in the widget's state, so a stored notebook holds the last view only. Where widgets do not run
-(papermill, HTML, a code host's preview) the notebook shows the same figures statically.
+The picture is one PNG in the widget's state, so a stored notebook holds the last view only. Where widgets do
+not run (papermill, HTML, a code host's preview) the notebook shows the same figures statically.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 
 class Panel(VBox):
-    """A row of controls above a picture that ``draw`` makes from their values whenever one of them changes."""
+    """A row of controls above a picture that ``draw`` makes anew whenever one of them changes."""
 
     def __init__(self, controls: Sequence, draw: Callable[[], Figure]) -> None:
         self.draw = draw
         self.picture = Image(format="png", layout=Layout(width="100%", max_width="960px"))
-        super().__init__([HBox(controls, layout=Layout(flex_flow="row wrap", align_items="center")), self.picture])
+        row = Layout(flex_flow="row wrap", align_items="center")
+        super().__init__([HBox(controls, layout=row), self.picture])
         for control in controls:
             if "value" in control.traits() and not isinstance(control, HTML):
                 control.observe(self.refresh, "value")
@@ -41,11 +42,11 @@ class Panel(VBox):
 def stepper(steps: Sequence["Step"]) -> Panel:
     """Go through the steps of a request, and at each through the places of its draft.
 
-    ``steps`` with laws, as :func:`spin_core.lessons.read_steps` makes them from an engine that records laws. Raises
-    ValueError where there is nothing to show.
+    ``steps`` with laws, as :func:`spin_core.lessons.read_steps` makes them from an engine that records laws.
+    Raises ValueError where there is nothing to show.
     """
     if not steps or not all(s.places for s in steps):
-        raise ValueError("stepper: needs at least one step, all with recorded laws (Engine(record_laws=True))")
+        raise ValueError("stepper: needs at least one step, with laws recorded (Engine(record_laws=True))")
     back, forth = Button(description="◀ back"), Button(description="next ▶")
     number = IntSlider(1, 1, len(steps), description="step", continuous_update=False)
     place = IntSlider(1, 1, 1, description="place")

@@ -28,22 +28,25 @@ REJECTING = Step("It was", [" the", "\n", " $x_"], ["accepted", "rejected", "uns
                  [place(0, 0, 0.3), place(1, 0, 0.9), place(2, None), place(None, None)])
 ACCEPTING = Step("It was the", [" the", "\n"], ["accepted"] * 2, " $x_", "bonus",
                  [place(0, 0, 0.3), place(1, 1, 0.1), place(None, 2)])
-CUT = Step("It", [" the", "\n"], ["accepted", "unseen"], None, None, [place(0, 0, 0.3), place(1, None), place(None, None)])
+CUT = Step("It", [" the", "\n"], ["accepted", "unseen"], None, None,
+           [place(0, 0, 0.3), place(1, None), place(None, None)])
 PLAIN = Step("", [], [], " the", "bonus", [place(None, 0)])
 
 COUNTS = ([40, 20, 0], [20, 15, 0])
 FIGURES = {
-    "text_by_fate": lambda: plots.text_by_fate(["Hi", " there", ",\n", "\n\n", "$a$"], ["accepted"] * 4 + ["bonus"], title="t"),
+    "text_by_fate": lambda: plots.text_by_fate(["Hi", " there", ",\n", "\n\n", "$a$"],
+                                               ["accepted"] * 4 + ["bonus"], title="t"),
     "text of one word longer than a line": lambda: plots.text_by_fate(["x" * 300], ["replacement"]),
     "text of nothing": lambda: plots.text_by_fate([], []),
     "steps": lambda: plots.steps([REJECTING, ACCEPTING, CUT, PLAIN], title="t"),
     "law": lambda: plots.law(["a", "b"], [0.7, 0.3], {"one, two": [0.6, 0.4], "b": [0.1, 0.9]}, count=10,
                              distances={"one, two": 0.1, "b": 0.6}, noise=0.2),
     "expected_tokens": lambda: plots.expected_tokens([1, 3], [1.4, 1.9], [0.1, 0.1], COUNTS),
-    "acceptance_by_position": lambda: plots.acceptance_by_position({"a": COUNTS, "nothing": ([0] * 3, [0] * 3)}),
-    "acceptance_by_request": lambda: plots.acceptance_by_request({"a": [1, 2, 3], "b": [3, 2, 1]}, ["w", "w", "v"]),
-    "speed": lambda: plots.speed([0, 1, 2], {"d": ([10, 12, 11], [9, 11, 10], [11, 13, 12])}, {"theory": [10, 13, 14]},
-                                 {"drafting": [0, 1, 2], "target": [90, 95, 99]}),
+    "acceptance_by_position": lambda: plots.acceptance_by_position({"a": COUNTS, "none": ([0] * 3, [0] * 3)}),
+    "acceptance_by_request": lambda: plots.acceptance_by_request({"a": [1, 2, 3], "b": [3, 2, 1]},
+                                                                 ["w", "w", "v"]),
+    "speed": lambda: plots.speed([0, 1, 2], {"d": ([10, 12, 11], [9, 11, 10], [11, 13, 12])},
+                                 {"theory": [10, 13, 14]}, {"drafting": [0, 1, 2], "target": [90, 95, 99]}),
     "theory_family": lambda: plots.theory_family([0.5, 0.9], [0.05, 0.6]),
 }
 
@@ -83,7 +86,8 @@ def test_a_step_shows_the_laws_of_its_place_and_says_what_happened():
     assert "< p: accepted." in words(plots.step(REJECTING, 0))
     assert "nobody looked" in words(plots.step(REJECTING, 2))
     assert "not reached" in words(plots.step(REJECTING, 3))
-    assert "the target adds ␣$x_ from p" in words(plots.step(ACCEPTING, 2))
+    assert "the target adds ␣$x_ from p." in words(plots.step(ACCEPTING, 2))
+    assert "nothing was drafted, so the target writes ␣the" in words(plots.step(PLAIN, 0))
     with pytest.raises(ValueError, match="were the laws recorded"):
         plots.step(Step("", ["a"], ["accepted"], "b", "bonus"), 0)
 
@@ -91,8 +95,8 @@ def test_a_step_shows_the_laws_of_its_place_and_says_what_happened():
 def test_fates_differ_by_more_than_colour():
     """Struck out, dotted, bold: readable in grey."""
     def looks(fate: str):
-        figure = plots.steps([Step("", ["x"], [fate], None, None)] if fate in ("accepted", "rejected", "unseen")
-                             else [Step("", [], [], "x", fate)])
+        drafted = fate in ("accepted", "rejected", "unseen")
+        figure = plots.steps([Step("", ["x"], [fate]) if drafted else Step("", [], [], "x", fate)])
         ax = figure.axes[0]
         box, text = ax.patches[-1], [t for t in ax.texts if t.get_text() == "x"][0]
         return len(ax.lines), box.get_linestyle(), text.get_weight()
@@ -185,3 +189,12 @@ def text_overlaps(figure: Figure) -> list[tuple[str, str]]:
 def test_no_text_lies_on_another(make):
     with plots.style():
         assert text_overlaps(make()) == []
+
+
+def test_speed_says_where_a_bar_leaves_the_axes_and_names_the_best_gamma():
+    measured = {"slow": ([10, 9], [9, 8], [11, 10]), "quick": ([10, 12], [9, 11], [11, 90])}
+    figure = plots.speed([0, 2], measured, {"theory": [10, 11]}, {"target": [90, 95]})
+    text = words(figure)
+    assert "↑90" in text and "↑11" not in text
+    assert "slow: never faster than plain" in text and "quick: at best 1.20× plain, γ = 2" in text
+    assert figure.axes[0].get_ylim()[1] < 20

@@ -1,4 +1,4 @@
-"""Widgets without a browser: what their controls do to the picture, and what is stored where they do not run."""
+"""Widgets without a browser: what their controls do to the picture, and what is stored."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def test_theory_follows_its_sliders(drawn):
 
 
 def test_acceptance_adds_up_the_workloads_and_picks_drafters(drawn):
-    counts = {"chat": {"a": ([4, 2], [2, 1]), "b": ([1, 0], [0, 0])}, "personas": {"a": ([6, 3], [3, 3]), "b": ([1, 1], [1, 1])}}
+    counts = {"chat": {"a": ([4, 2], [2, 1]), "b": ([1, 0], [0, 0])},
+              "personas": {"a": ([6, 3], [3, 3]), "b": ([1, 1], [1, 1])}}
     panel = widgets.acceptance(counts)
     workload, drafter = controls(panel, Dropdown)
 

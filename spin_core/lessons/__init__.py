@@ -1,4 +1,4 @@
-"""What the lessons need besides the system itself: readable steps, fair measurements, checks of laws and exercises."""
+"""What the lessons need besides the system: readable steps, fair measurements, checks of exercises."""
 
 from spin_core.lessons.exercises import Answer, check_choose_gamma, check_replacement_law
 from spin_core.lessons.law import LawTest, disguise, joint_law, law_test
@@ -6,5 +6,8 @@ from spin_core.lessons.measure import full_steps, goodput, phase_milliseconds, s
 from spin_core.lessons.show import measured, modelled, show
 from spin_core.lessons.steps import Place, Step, read_steps
 
-__all__ = ["Answer", "LawTest", "Place", "Step", "check_choose_gamma", "check_replacement_law", "disguise", "full_steps",
-           "goodput", "joint_law", "law_test", "measured", "modelled", "phase_milliseconds", "read_steps", "show", "sweep"]
+__all__ = [
+    "Answer", "LawTest", "Place", "Step", "check_choose_gamma", "check_replacement_law", "disguise",
+    "full_steps", "goodput", "joint_law", "law_test", "measured", "modelled", "phase_milliseconds",
+    "read_steps", "show", "sweep",
+]

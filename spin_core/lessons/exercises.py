@@ -1,4 +1,4 @@
-"""Checks of the exercises. A check never raises: it says "open", "right" or "wrong", and where it went wrong."""
+"""Checks of the exercises. A check never raises: it says "open", "right" or "wrong", and why."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COLOURS = {"right": "#009E73", "wrong": "#D55E00", "open": "#777777"}
 
 @dataclass
 class Answer:
-    """The verdict on an exercise: ``status`` is "open", "right" or "wrong", ``message`` tells the student why."""
+    """The verdict on an exercise: ``status`` is "open", "right" or "wrong", ``message`` says why."""
 
     status: str
     message: str
@@ -35,8 +35,8 @@ _OPEN = Answer("open", "Not solved yet: replace the ... above and run both cells
 def check_replacement_law(solution: Callable) -> Answer:
     """Exercise 1.1: ``solution(p, q)``, arrays ``[V]``, is the law of the token that replaces a rejected one.
 
-    Checked through the law of what is emitted: min(p, q) by acceptance, and the rest of the mass by replacement, must
-    make p together.
+    Checked through the law of what is emitted: min(p, q) by acceptance, and the rest of the mass by
+    replacement, must make p together.
     """
     rng = np.random.default_rng(0)
     pairs = [(rng.dirichlet(np.full(v, a)), rng.dirichlet(np.full(v, b)))
@@ -63,20 +63,21 @@ def check_replacement_law(solution: Callable) -> Answer:
         if not np.isfinite(answer).all():
             return Answer("wrong", f"The law is not finite {example}. What is left of p when p equals q?")
         if (answer < 0).any() or abs(answer.sum() - 1) > 1e-9:
-            return Answer("wrong", f"A law is not negative and sums to 1; yours is {_show(answer)} {example}.")
+            return Answer("wrong",
+                          f"A law is not negative and sums to 1; yours is {_show(answer)} {example}.")
         accepted = np.minimum(p, q)
         emitted = accepted + (1 - accepted.sum()) * answer
         token = int(np.argmax(np.abs(emitted - p)))
         if abs(emitted[token] - p[token]) > 1e-9:
-            return Answer("wrong", f"Token {token} would be emitted with probability {emitted[token]:.3f}, but the target "
-                                   f"gives it {p[token]:.3f}, {example}.")
-    return Answer("right", "Accepted and replaced tokens together follow p, whatever q is. That is the whole trick.")
+            return Answer("wrong", f"Token {token} would be emitted with probability {emitted[token]:.3f}, "
+                                   f"but the target gives it {p[token]:.3f}, {example}.")
+    return Answer("right", "Accepted and replaced tokens together follow p, whatever q is: the whole trick.")
 
 
 def check_choose_gamma(solution: Callable) -> Answer:
     """Exercise 1.2: ``solution(alpha, cost)`` is the gamma in 0 .. 64 of the largest speed-up."""
-    cases = [(0.8, 0.05), (0.6, 0.05), (0.8, 0.1), (0.5, 0.3), (0.9, 0.02), (0.3, 0.4), (0.05, 0.2), (0.0, 0.1)]
-    for alpha, cost in cases:
+    for alpha, cost in ((0.8, 0.05), (0.6, 0.05), (0.8, 0.1), (0.5, 0.3), (0.9, 0.02), (0.3, 0.4),
+                        (0.05, 0.2), (0.0, 0.1)):
         try:
             answer = solution(alpha, cost)
         except Exception as error:
@@ -85,15 +86,16 @@ def check_choose_gamma(solution: Callable) -> Answer:
             return _OPEN
         best, gain = theory.best_gamma(alpha, cost)
         if isinstance(answer, bool) or not isinstance(answer, (int, np.integer)):
-            return Answer("wrong", f"choose_gamma({alpha}, {cost}) should be a whole number, it is {answer!r}.")
+            return Answer("wrong",
+                          f"choose_gamma({alpha}, {cost}) should be a whole number, it is {answer!r}.")
         if not 0 <= answer <= 64:
             return Answer("wrong", f"choose_gamma({alpha}, {cost}) = {answer} is not in 0 ... 64.")
         yours = float(theory.speed_up(alpha, answer, cost))
         if yours < gain - 1e-12:
             hint = " Is speculation always worth it?" if best == 0 else ""
-            return Answer("wrong", f"For alpha = {alpha} and c = {cost}, gamma = {answer} gives a speed-up of {yours:.3f}; "
-                                   f"another gamma gives {gain:.3f}.{hint}")
-    return Answer("right", "The best gamma grows with alpha and falls with c, and it is 0 where c is larger than alpha.")
+            return Answer("wrong", f"For alpha = {alpha} and c = {cost}, gamma = {answer} gives a speed-up "
+                                   f"of {yours:.3f}; another gamma gives {gain:.3f}.{hint}")
+    return Answer("right", "The best gamma grows with alpha and falls with c; it is 0 where c exceeds alpha.")
 
 
 def _show(law: np.ndarray) -> str:

@@ -15,10 +15,10 @@ from spin_core.request import Request, SamplingParams
 
 
 def disguise(drafter: ModelDrafter) -> None:
-    """Make ``drafter`` BIASED, as a counter-example: it drafts its likeliest token, but goes on reporting all of q.
+    """Make ``drafter`` BIASED, as a counter-example: it drafts its likeliest token, but reports all of q.
 
-    The verifier then believes that the token came up with probability q(x) when it always comes up, and emits it too
-    often. Honest would be a one-hot law.
+    The verifier then believes that the token came up with probability q(x) when it always comes up, and emits
+    it too often. Honest would be a one-hot law.
     """
     draw = drafter._draw
 
@@ -29,11 +29,12 @@ def disguise(drafter: ModelDrafter) -> None:
     drafter._draw = biased
 
 
-def joint_law(family, prompt_ids: list[int], params: SamplingParams, length: int) -> dict[tuple[int, ...], float]:
-    """The exact law of the first ``length`` tokens behind a prompt: probability by token ids, most likely first.
+def joint_law(family, prompt_ids: list[int], params: SamplingParams,
+              length: int) -> dict[tuple[int, ...], float]:
+    """The exact law of the first ``length`` tokens behind a prompt: ids to probability, likeliest first.
 
-    It reads the target's law behind every prefix that has any mass, so ``params`` should leave few tokens per place
-    (top_k), and ``length`` be small: k^(length - 1) prompts are read for the last place.
+    It reads the target's law behind every prefix that has any mass, so ``params`` should leave few tokens per
+    place (top_k), and ``length`` be small: k^(length - 1) prompts are read for the last place.
     """
     law: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(length):
@@ -55,9 +56,9 @@ def joint_law(family, prompt_ids: list[int], params: SamplingParams, length: int
 class LawTest:
     """How far a sample is from a law, and how far chance alone would put it.
 
-    ``distance`` is the total variation distance sum |f - p| / 2 of the frequencies f from the law p; of samples that
-    do follow the law 95 % come closer than ``noise``. ``p_value`` is that of Pearson's chi-square: the chance of a
-    sample at least this odd under the law.
+    ``distance`` is the total variation distance sum |f - p| / 2 of the frequencies f from the law p; of
+    samples that do follow the law 95 % come closer than ``noise``. ``p_value`` is that of Pearson's
+    chi-square: the chance of a sample at least this odd under the law.
     """
 
     distance: float
@@ -70,15 +71,15 @@ class LawTest:
 def law_test(counts: Sequence[int], law: Sequence[float], *, seed: int = 0, repeats: int = 4000) -> LawTest:
     """Compare ``counts`` of outcomes with the probabilities ``law`` of the same outcomes, which sum to one.
 
-    Outcomes expected less than 5 times are put together for the chi-square, whose approximation needs that. An
-    outcome of probability zero that was seen is a certain breach: p-value 0. Raises ValueError if the lengths differ,
-    nothing was counted, or the law does not sum to one.
+    Outcomes expected less than 5 times are put together for the chi-square, whose approximation needs that.
+    An outcome of probability zero that was seen is a certain breach: p-value 0. Raises ValueError if the
+    lengths differ, nothing was counted, or the law does not sum to one.
     """
     counts, law = np.asarray(counts, float), np.asarray(law, float)
     total = counts.sum()
     if counts.shape != law.shape or total == 0 or abs(law.sum() - 1) > 1e-6:
-        raise ValueError(f"law_test: {counts.shape[0]} counts summing to {total:g}, {law.shape[0]} probabilities summing "
-                         f"to {law.sum():.6f}")
+        raise ValueError(f"law_test: {counts.shape[0]} counts summing to {total:g}, {law.shape[0]} "
+                         f"probabilities summing to {law.sum():.6f}")
     law = law / law.sum()
     chance = np.random.default_rng(seed).multinomial(int(total), law, repeats) / total
     noise = float(np.quantile(np.abs(chance - law).sum(1) / 2, 0.95))
@@ -95,4 +96,5 @@ def law_test(counts: Sequence[int], law: Sequence[float], *, seed: int = 0, repe
     expected, seen = expected[expected > 0], seen[expected > 0]
     chi_square = float(((seen - expected) ** 2 / expected).sum())
     freedom = len(expected) - 1
-    return LawTest(distance, noise, chi_square, freedom, float(stats.chi2.sf(chi_square, freedom)) if freedom else 1.0)
+    p_value = float(stats.chi2.sf(chi_square, freedom)) if freedom else 1.0
+    return LawTest(distance, noise, chi_square, freedom, p_value)

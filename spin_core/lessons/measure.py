@@ -1,4 +1,4 @@
-"""Measuring fairly: the same prompts with every setting, in turns, and what the clock says per step and per token."""
+"""Measuring fairly: the same prompts with every setting, in turns, and what the clock says about them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def sweep(engine: Engine, prompts: Iterable[Prompt], params: SamplingParams,
           settings: Sequence[Setting]) -> dict[Setting, list[Run]]:
     """Run every prompt alone with every setting: one run per prompt, for each setting.
 
-    The settings take turns on each prompt, so that a slow moment of the machine hits all alike. The first prompt runs
-    once before the measurement, to warm the machine up.
+    The settings take turns on each prompt, so that a slow moment of the machine hits all alike. The first
+    prompt runs once before the measurement, to warm the machine up.
     """
     prompts = list(prompts)
     engine.generate(prompts[:1], params)
@@ -36,15 +36,18 @@ def sweep(engine: Engine, prompts: Iterable[Prompt], params: SamplingParams,
 
 
 def full_steps(runs: Iterable[Run], gamma: int) -> list[Event]:
-    """The steps that drafted all of ``gamma`` tokens (near the end of an answer fewer are worth drafting) and were not
-    cut off by a stop token: those a formula in gamma speaks of."""
+    """The steps a formula in gamma speaks of: all ``gamma`` tokens drafted, not cut off by a stop token.
+
+    Near the end of an answer fewer tokens are worth drafting.
+    """
     return [e for run in runs for e in run if len(e.drafted) == gamma and len(e.emitted) > e.accepted]
 
 
 def goodput(runs: Iterable[Run]) -> tuple[float, float, float]:
     """Tokens per second while decoding: all runs together, the slowest run, the fastest.
 
-    The first step of a run also reads the prompt, so it is left out; a run of one step says nothing. NaN if none is left.
+    The first step of a run also reads the prompt, so it is left out; a run of one step says nothing. NaN if
+    none is left.
     """
     later = [run[1:] for run in runs if len(run) > 1]
     tokens = np.array([sum(len(e.emitted) for e in run) for run in later])
@@ -56,11 +59,12 @@ def goodput(runs: Iterable[Run]) -> tuple[float, float, float]:
 
 
 def phase_milliseconds(runs: Iterable[Run]) -> dict[str, float]:
-    """The median time of a step, phase by phase; together about the median step. First steps are left out, as above."""
+    """The median time of a step, phase by phase; together about the median step. First steps do not count."""
     steps = [e for run in runs for e in run[1:]]
     if not steps:
         raise ValueError("phase_milliseconds: every run ended with its first step")
     phases = {"drafting": [e.draft_seconds for e in steps], "target pass": [e.target_seconds for e in steps],
               "accept / reject": [e.verify_seconds for e in steps],
-              "the rest": [e.step_seconds - e.draft_seconds - e.target_seconds - e.verify_seconds for e in steps]}
+              "the rest": [e.step_seconds - e.draft_seconds - e.target_seconds - e.verify_seconds
+                           for e in steps]}
     return {name: 1000 * max(0.0, float(np.median(seconds))) for name, seconds in phases.items()}

@@ -10,10 +10,12 @@ from matplotlib.figure import Figure
 from spin_core import figures, plots
 
 
-def show(name: str, figure: Figure, *series: dict, caption: str, directory: str | Path | None = None) -> Image:
-    """Save ``figure`` and its ``series`` (:func:`spin_core.figures.save`) and return the picture for the cell's output.
+def show(name: str, figure: Figure, *series: dict, caption: str,
+         directory: str | Path | None = None) -> Image:
+    """Save ``figure`` and its ``series`` (:func:`spin_core.figures.save`) and return the picture.
 
-    The caption is also the picture's alternative text. An empty ``directory`` is the repository's figures folder.
+    The caption is also the picture's alternative text. An empty ``directory`` is the repository's figures
+    folder.
     """
     figures.save(name, figure, series, caption=caption, directory=directory or None)
     return Image(plots.png(figure, dpi=200), format="png", width=round(plots.WIDTH * 100), alt=caption)

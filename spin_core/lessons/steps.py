@@ -1,4 +1,4 @@
-"""Engine steps in a form that can be drawn: words instead of ids, the few tokens that matter instead of a vocabulary."""
+"""Engine steps in a form that can be drawn: words for ids, the few tokens that matter for a vocabulary."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from spin_core.request import Request, SamplingParams
 from spin_core.trace import Event
 
 FATES = ("accepted", "rejected", "replacement", "bonus", "unseen")
-"""Of a token in a step: drafted and accepted; drafted and rejected; the target's own token in its stead; the target's
-own token after a draft accepted whole; drafted, but behind the first rejection and so never looked at."""
+"""Of a token in a step: drafted and accepted; drafted and rejected; the target's own token in its stead;
+the target's own token after a draft accepted whole; drafted, but never looked at, behind a rejection."""
 
 
 @dataclass
 class Place:
     """The laws at one place of a draft, for the tokens worth showing; the last entry sums up all others.
 
-    ``tokens`` are texts, ``p``, ``q`` and ``residual`` (p - q)+ their probabilities; ``q`` is empty at the bonus
-    place, where nothing was drafted. ``drafted`` and ``emitted`` index ``tokens``, None where there is none. ``u`` is
-    the number in [0, 1) that the drafted token had to pass with ``u q < p``.
+    ``tokens`` are texts, ``p``, ``q`` and ``residual`` (p - q)+ their probabilities; ``q`` is empty at the
+    bonus place, where nothing was drafted. ``drafted`` and ``emitted`` index ``tokens``, None where there is
+    none. ``u`` is the number in [0, 1) that the drafted token had to pass with ``u q < p``.
     """
 
     tokens: list[str]
@@ -58,7 +58,7 @@ class Step:
 
 def read_steps(request: Request, events: Iterable[Event], decode: Callable[[list[int]], str], *,
                top: int = 7) -> list[Step]:
-    """The verifications of ``request``, in order. With recorded laws each place shows about ``top`` likely tokens."""
+    """The verifications of ``request``, in order. With recorded laws, places show about ``top`` tokens."""
     steps, prompt = [], len(request.prompt_ids)
     for event in events:
         if event.request != request.id or event.kind != "step" or not event.emitted:
@@ -72,7 +72,8 @@ def read_steps(request: Request, events: Iterable[Event], decode: Callable[[list
         if own is not None:
             step.own, step.own_fate = decode([own]), "replacement" if rejected else "bonus"
         if event.laws is not None:
-            step.places = [_place(event, j, step.fates, request.params, decode, top) for j in range(drafted + 1)]
+            step.places = [_place(event, j, step.fates, request.params, decode, top)
+                           for j in range(drafted + 1)]
         steps.append(step)
     return steps
 

@@ -16,7 +16,8 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test that takes ``notebook`` runs once for each lesson."""
     if "notebook" in metafunc.fixturenames:
-        metafunc.parametrize("notebook", [path.name for path in NOTEBOOKS], ids=lambda name: name.removesuffix(".ipynb"))
+        metafunc.parametrize("notebook", [path.name for path in NOTEBOOKS],
+                             ids=[path.stem for path in NOTEBOOKS])
 
 
 @pytest.fixture(scope="session")
@@ -45,8 +46,9 @@ def browser(tmp_path: Path):
 
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
-    for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-                 "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--window-size=1200,1400",
+    for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+                 "--disable-background-networking", "--disable-component-update", "--disable-sync",
+                 "--disable-dev-shm-usage", "--window-size=1200,1400",
                  f"--user-data-dir={tmp_path / 'profile'}"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})

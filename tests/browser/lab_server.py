@@ -25,7 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # No questions to the user, no network, and every cell in the page at once instead of only those in view.
 SETTINGS = {
-    "apputils-extension/notification": {"checkForUpdates": False, "fetchNews": "false", "doNotDisturbMode": True},
+    "apputils-extension/notification": {"checkForUpdates": False, "fetchNews": "false",
+                                        "doNotDisturbMode": True},
     "notebook-extension/tracker": {"windowingMode": "none"},
 }
 
@@ -66,7 +67,8 @@ def serve(home: Path, folder: Path) -> Iterator[Lab]:
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         "JUPYTER_CONFIG_DIR": str(home / "config"), "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
-        "JUPYTERLAB_SETTINGS_DIR": str(home / "settings"), "JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"),
+        "JUPYTERLAB_SETTINGS_DIR": str(home / "settings"),
+        "JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"),
     }
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--expose-app-in-browser",
                "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", "--ServerApp.port_retries=0",
@@ -86,7 +88,8 @@ def _wait_until_up(lab: Lab, server: subprocess.Popen, log: Path, seconds: float
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if server.poll() is not None:
-            raise RuntimeError(f"JupyterLab ended with status {server.returncode}:\n{log.read_text()[-3000:]}")
+            raise RuntimeError(f"JupyterLab ended with status {server.returncode}:\n"
+                               f"{log.read_text()[-3000:]}")
         try:
             with urllib.request.urlopen(f"{lab.url}/api/status?token={lab.token}", timeout=5):
                 return

@@ -1,4 +1,4 @@
-"""Every lesson in JupyterLab, as a student meets it: it runs without an error, and its widgets do something."""
+"""Every lesson in JupyterLab, as a student meets it: it runs without an error, its widgets work."""
 
 from __future__ import annotations
 
@@ -102,13 +102,15 @@ def picture_changes(page, panel: WebElement, name: str, move: Callable[[], None]
 def test_a_lesson_runs_and_its_widgets_work(notebook: str, lab: Lab, browser, tmp_path: Path):
     cells = run(browser, lab, notebook)
     code = [cell for cell in cells if cell["cell_type"] == "code"]
-    errors = [f"{o['ename']}: {o['evalue']}" for cell in code for o in cell["outputs"] if o["output_type"] == "error"]
+    outputs = [output for cell in code for output in cell["outputs"]]
+    errors = [f"{o['ename']}: {o['evalue']}" for o in outputs if o["output_type"] == "error"]
     assert errors == []
     assert all(cell["execution_count"] for cell in code)
     browser.save_screenshot(tmp_path / "ran.png")
 
-    widgets = sum("application/vnd.jupyter.widget-view+json" in o.get("data", {}) for cell in code for o in cell["outputs"])
-    found = wait(lambda: len(p := pictures(browser)) >= widgets and p, 20, f"{widgets} pictures") if widgets else []
+    widgets = sum("application/vnd.jupyter.widget-view+json" in o.get("data", {}) for o in outputs)
+    wait(lambda: len(pictures(browser)) >= widgets, 20, f"the pictures of {widgets} widgets")
+    found = pictures(browser)
     for i, picture in enumerate(found):
         panel = panel_of(picture)
         available = moves(panel)

@@ -1,4 +1,4 @@
-"""Every check says "open" to an untouched exercise, "right" to solutions, "wrong" (and why) to typical mistakes."""
+"""Every check says "open" to an untouched exercise, "right" to solutions, "wrong" to typical mistakes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ def right_replacement(p, q):
 
 WRONG_REPLACEMENTS = {
     "draws from p again": (lambda p, q: p, "would be emitted with probability"),
-    "forgets that p may equal q": (lambda p, q: np.maximum(p - q, 0) / np.maximum(p - q, 0).sum(), "not finite"),
+    "forgets that p may equal q": (lambda p, q: (r := np.maximum(p - q, 0)) / r.sum(), "not finite"),
     "does not normalise": (lambda p, q: np.maximum(p - q, 0), "sums to 1"),
     "forgets to clip": (lambda p, q: p - q, "not negative"),
-    "absolute difference": (lambda p, q: abs(p - q) / abs(p - q).sum() if (p != q).any() else p, "would be emitted"),
+    "absolute difference": (lambda p, q: abs(p - q) / abs(p - q).sum() if (p != q).any() else p,
+                            "would be emitted"),
     "wrong shape": (lambda p, q: np.append(p, 0), "shape"),
     "not an array": (lambda p, q: "residual", "array of numbers"),
     "raises": (lambda p, q: 1 / 0, "ZeroDivisionError"),
@@ -94,7 +95,7 @@ def test_answers_show_as_text_and_as_html():
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_the_solutions_that_a_lesson_shows_are_right_and_its_exercise_cells_open(path):
-    """A lesson hides a solution in a <details> block; the cell that checks it names the function and the check."""
+    """A lesson hides a solution in a <details> block; the cell that checks it names function and check."""
     notebook = nbformat.read(path, as_version=4)
     solutions = [m for cell in notebook.cells if cell.cell_type == "markdown"
                  for m in re.findall(r"<details>.*?```python\n(.*?)```", cell.source, re.DOTALL)]

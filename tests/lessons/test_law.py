@@ -1,4 +1,4 @@
-"""The exact law against brute force, the test against samples with and without a bias, and the biased drafter."""
+"""The exact law against brute force, the test against samples with and without a bias, a biased drafter."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def test_joint_law_is_the_product_of_conditional_laws():
         return row.masked_fill(row < row.topk(3).values[-1], -torch.inf).softmax(-1)
 
     for (a, b), probability in law.items():
-        assert probability == pytest.approx(float(conditional(PROMPT)[a] * conditional([*PROMPT, a])[b]), rel=1e-6)
+        product = conditional(PROMPT)[a] * conditional([*PROMPT, a])[b]
+        assert probability == pytest.approx(float(product), rel=1e-6)
 
 
 def sample(drafter: str, count: int, spoil: bool = False) -> Counter:
@@ -39,7 +40,8 @@ def sample(drafter: str, count: int, spoil: bool = False) -> Counter:
     return Counter(tuple(r.output_ids[:2]) for r in engine.generate([PROMPT] * count, params))
 
 
-@pytest.mark.parametrize("drafter, spoil, lawful", [("none", False, True), ("near", False, True), ("near", True, False)])
+@pytest.mark.parametrize("drafter, spoil, lawful",
+                         [("none", False, True), ("near", False, True), ("near", True, False)])
 def test_law_test_tells_a_biased_drafter_from_an_honest_one(drafter, spoil, lawful):
     law = joint_law(tiny.family(), PROMPT, PARAMS, 2)
     counts = sample(drafter, 1024, spoil)

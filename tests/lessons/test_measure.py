@@ -16,8 +16,8 @@ from spin_core.trace import Event
 
 
 def event(emitted: int, seconds: float = 1.0, drafted: int = 0, accepted: int = 0, **phases) -> Event:
-    return Event("step", 0.0, 0, drafted=[1] * drafted, accepted=accepted, emitted=[1] * emitted, step_seconds=seconds,
-                 **phases)
+    return Event("step", 0.0, 0, drafted=[1] * drafted, accepted=accepted, emitted=[1] * emitted,
+                 step_seconds=seconds, **phases)
 
 
 def test_sweep_runs_every_prompt_with_every_setting_in_turns():
@@ -26,7 +26,7 @@ def test_sweep_runs_every_prompt_with_every_setting_in_turns():
     runs = sweep(engine, prompts, SamplingParams(max_new_tokens=9, stop_ids=()), settings)
     assert list(runs) == settings
     texts = {setting: [[t for e in run for t in e.emitted] for run in runs[setting]] for setting in settings}
-    assert all(text == texts["none", 0] for text in texts.values()), "greedy text is the same for every drafter"
+    assert all(text == texts["none", 0] for text in texts.values()), "one greedy text for every drafter"
     assert [len(t) for t in texts["none", 0]] == [9, 9]
     assert all(not e.drafted for run in runs["none", 0] for e in run)
     assert max(len(e.drafted) for run in runs["near", 3] for e in run) == 3
@@ -42,15 +42,18 @@ def test_full_steps_leave_out_short_drafts_and_texts_cut_by_a_stop():
 
 
 def test_goodput_counts_tokens_and_seconds_after_the_first_step():
-    runs = [[event(9, 100.0), event(2, 1.0), event(4, 1.0)], [event(9, 100.0), event(1, 2.0)], [event(5, 1.0)]]
+    runs = [[event(9, 100.0), event(2, 1.0), event(4, 1.0)], [event(9, 100.0), event(1, 2.0)],
+            [event(5, 1.0)]]
     assert goodput(runs) == (7 / 4, 1 / 2, 6 / 2)
     assert all(math.isnan(x) for x in goodput([[event(5)]]))
 
 
 def test_phases_are_medians_and_add_up():
-    steps = [event(1, s, draft_seconds=0.2 * s, target_seconds=0.5 * s, verify_seconds=0.1 * s) for s in (9.0, 1.0, 2.0, 50.0)]
+    steps = [event(1, s, draft_seconds=0.2 * s, target_seconds=0.5 * s, verify_seconds=0.1 * s)
+             for s in (9.0, 1.0, 2.0, 50.0)]
     phases = phase_milliseconds([steps])
-    assert phases == pytest.approx({"drafting": 400, "target pass": 1000, "accept / reject": 200, "the rest": 400})
+    assert phases == pytest.approx({"drafting": 400, "target pass": 1000, "accept / reject": 200,
+                                    "the rest": 400})
     with pytest.raises(ValueError, match="first step"):
         phase_milliseconds([steps[:1]])
 
@@ -60,6 +63,7 @@ def test_show_saves_the_numbers_and_returns_the_picture_with_its_caption(tmp_pat
                  modelled("b", [1], [3.0], source="a formula"), caption="What it shows.", directory=tmp_path)
     assert image.data.startswith(b"\x89PNG") and image.alt == "What it shows." and image.width == 960
     saved = json.loads((tmp_path / "name.json").read_text())
-    assert [(s["label"], s["kind"], s["y"]) for s in saved["series"]] == [("a", "measured", [2.0]), ("b", "modelled", [3.0])]
+    told = [(s["label"], s["kind"], s["y"]) for s in saved["series"]]
+    assert told == [("a", "measured", [2.0]), ("b", "modelled", [3.0])]
     assert saved["series"][0]["error"] == [0.1]
     assert (tmp_path / "name.svg").exists()

@@ -16,14 +16,16 @@ PROMPT = [5, 9, 20]
 
 def run(drafter: str = "near", **params):
     engine = Engine(tiny.family(), drafter, gamma=3, max_batch=1, record_laws=True)
-    request, = engine.generate([PROMPT], SamplingParams(**{"temperature": 1.0, "max_new_tokens": 40, "seed": 3} | params))
+    params = {"temperature": 1.0, "max_new_tokens": 40, "seed": 3} | params
+    request, = engine.generate([PROMPT], SamplingParams(**params))
     return request, read_steps(request, engine.trace.events, tiny.family().decode)
 
 
 @pytest.mark.parametrize("drafter", tiny.DRAFTERS)
 def test_the_steps_spell_the_text_and_end_as_they_must(drafter):
     request, steps = run(drafter)
-    assert "".join(text for step in steps for text, _ in step.emitted) == tiny.family().decode(request.output_ids)
+    text = "".join(text for step in steps for text, _ in step.emitted)
+    assert text == tiny.family().decode(request.output_ids)
     before = ""
     for step in steps:
         assert step.before == before
@@ -77,5 +79,6 @@ def test_a_text_that_ends_inside_the_accepted_run_has_no_token_of_the_target():
 
 def test_other_requests_and_steps_that_only_read_a_prompt_are_left_out():
     request, _ = run()
-    events = [Event("step", 0.0, request.id + 1, emitted=[1]), Event("step", 0.0, request.id), Event("finish", 0.0, request.id)]
+    events = [Event("step", 0.0, request.id + 1, emitted=[1]), Event("step", 0.0, request.id),
+              Event("finish", 0.0, request.id)]
     assert read_steps(request, events, tiny.family().decode) == []
