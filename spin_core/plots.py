@@ -73,7 +73,9 @@ def png(figure: Figure, dpi: int = 150) -> bytes:
     pixels, small = io.BytesIO(), io.BytesIO()
     with style():
         figure.savefig(pixels, format="png", dpi=dpi)
-    picture = Image.open(pixels).convert("RGB").quantize(128, dither=Image.Dither.NONE)
+    # maximum coverage keeps colours that few pixels have; the default, median cut, shifts them
+    picture = Image.open(pixels).convert("RGB")
+    picture = picture.quantize(128, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     picture.save(small, "PNG", optimize=True)
     return small.getvalue()
 

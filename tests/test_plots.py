@@ -198,3 +198,15 @@ def test_speed_says_where_a_bar_leaves_the_axes_and_names_the_best_gamma():
     assert "↑90" in text and "↑11" not in text
     assert "slow: never faster than plain" in text and "quick: at best 1.20× plain, γ = 2" in text
     assert figure.axes[0].get_ylim()[1] < 20
+
+
+def test_the_smaller_png_keeps_every_colour():
+    figure = plots.step(REJECTING, 1, title="Step 1 of 9")
+    full = io.BytesIO()
+    with plots.style():
+        figure.savefig(full, format="png", dpi=100)
+    full.seek(0)
+    small = plots.png(figure, dpi=100)
+    assert len(small) < 0.6 * len(full.getvalue())
+    difference = np.abs(imread(io.BytesIO(small))[..., :3] - imread(full)[..., :3])
+    assert difference.max() < 20 / 255
