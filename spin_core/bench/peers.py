@@ -66,6 +66,7 @@ def run(args) -> Report:
         bars += _bars(contenders, batch)
         notes.append(f"batch {batch}: {len(prompts)} prompts of {args.workload}, "
                      f"{min(map(len, prompts))} to {max(map(len, prompts))} tokens, max_new_tokens {args.max_new_tokens}")
+    notes.append("the best drafter and gamma are chosen by the same rounds that report them")
     notes.append("'packed products' is transformers' own loop over the products that our runner uses: what it gains "
                  "over plain generate is due to the products alone")
     return Report("peers", rows, bars, notes)
@@ -194,9 +195,11 @@ def _generate(family, model, batch: int, max_new_tokens: int, **options) -> Call
 def _continuous(family, batch: int, max_new_tokens: int) -> Callable[[Tokens], Tokens]:
     from transformers import GenerationConfig
 
+    model = share_weights(family.target)        # it switches the attention of the model it runs
+
     def decode(prompts: Tokens) -> Tokens:
         config = GenerationConfig(max_new_tokens=max_new_tokens, **_greedy(family))
-        outputs = share_weights(family.target).generate_batch(inputs=prompts, generation_config=config)
+        outputs = model.generate_batch(inputs=prompts, generation_config=config)
         if len(outputs) != len(prompts):
             raise RuntimeError(f"it returned {len(outputs)} of {len(prompts)} texts")
         in_order = sorted(outputs.items(), key=lambda item: int("".join(filter(str.isdigit, item[0]))))

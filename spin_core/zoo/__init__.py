@@ -49,7 +49,10 @@ def load(name: str = "smollm2", *, target: str | Path | None = None,
     """
     if isinstance(drafters, (str, Path, DraftModel)):
         raise TypeError(f"drafters must be a list, such as [{drafters!r}]")
-    device = torch.device(device)
+    try:
+        device = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device {device!r}: {str(error).splitlines()[0]}") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {str(device)!r}: this PyTorch sees no CUDA device")
     if target is None or str(target) in BUILTIN:
