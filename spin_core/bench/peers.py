@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from spin_core.bench import Bar, Report
+from spin_core.draft import FedLlama
 from spin_core.engine import Engine
 from spin_core.request import SamplingParams
 from spin_core.runtime.linear import pack_linears
@@ -150,6 +151,8 @@ def _contenders(family, batch: int, args) -> list[Contender]:
         out.append(Contender("transformers continuous batching", _continuous(family, batch, args.max_new_tokens)))
     else:
         for name, drafter in family.drafters.items():
+            if isinstance(drafter.model, FedLlama):         # needs the target's states, which peers do not hand out
+                continue
             assistant = _assistant(drafter, family.target)
             models = {"transformers assisted": (family.target, assistant)}
             if packed is not None:
