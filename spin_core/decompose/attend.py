@@ -39,7 +39,8 @@ class Workspace:
 class TorchStep:
     """The attention of one step, layer by layer. Built from a plan; all layers share it."""
 
-    def __init__(self, made: Plan, batch: "RaggedBatch", cache: "SlotCache", heads: Heads, workspace: Workspace) -> None:
+    def __init__(self, made: Plan, batch: "RaggedBatch", cache: "SlotCache", heads: Heads,
+                 workspace: Workspace) -> None:
         self.plan, self.batch, self.cache, self.workspace = made, batch, cache, workspace
         self.heads = heads
         k = cache.k[0]
@@ -65,11 +66,12 @@ class TorchStep:
         else:
             out = query.new_empty(total, heads, dim)
         for b in here.whole:
-            slot, start, count, length = self.batch.slots[b], self.batch.starts[b], self.batch.counts[b], self.plan.lengths[b]
-            mask = self.masks[b]
-            out[start:start + count] = F.scaled_dot_product_attention(
+            slot, start, count = self.batch.slots[b], self.batch.starts[b], self.batch.counts[b]
+            length, mask = self.plan.lengths[b], self.masks[b]
+            attended = F.scaled_dot_product_attention(
                 query[None, :, start:start + count], keys[slot:slot + 1, :, :length], values[slot:slot + 1, :, :length],
-                attn_mask=mask, is_causal=mask is None and count > 1, scale=scale, enable_gqa=self.heads.group > 1)[0].transpose(0, 1)
+                attn_mask=mask, is_causal=mask is None and count > 1, scale=scale, enable_gqa=self.heads.group > 1)
+            out[start:start + count] = attended[0].transpose(0, 1)
         return out
 
     def _alone(self, request: Alone, gathered: Tensor, keys: Tensor, values: Tensor, rows: Tensor) -> None:
@@ -101,7 +103,10 @@ class TorchStep:
 
 
 def rectangle(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-    """Attention of every row of pieces: ``query [R, kv, Q, d]``, scaled already, ``key`` and ``value [R, kv, W, d]``."""
+    """Attention of every row of pieces.
+
+    ``query [R, kv, Q, d]``, scaled already; ``key`` and ``value [R, kv, W, d]``; ``mask [R, 1, Q, W]`` is added.
+    """
     if query.device.type == "cpu":
         return rectangle_with_lse(query, key, value, mask)[0]
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=1.0)

@@ -31,9 +31,10 @@ WEIGHTS = 48 << 20  # bytes: more than the caches that the cores of a small mach
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds. ``*_key`` is per key and kv head, ``*_score`` per key, kv head and query row, ``*_query`` per query row
-    and kv head of a piece, ``*_call`` per call: of a request, of a pool, of a merge, and of a step whatever it does. ``pool_width`` is per key of a row: on a GPU all rows run at once, and a
-    long one runs on when the others have finished."""
+    """Seconds. ``*_key`` is per key and kv head, ``*_score`` per key, kv head and query row, ``*_query`` per query
+    row and kv head of a piece, ``*_call`` per call: of a request, of a pool, of a merge, and of a step whatever it
+    does. ``pool_width`` is per key of a row: on a GPU all rows run at once, and a long one runs on when the others
+    have finished."""
 
     kv: int
     group: int
@@ -102,7 +103,7 @@ def fit(plans: list["Plan"], seconds: list[float], heads: Heads) -> Costs:
 
 @functools.cache
 def measured(device: torch.device, dtype: torch.dtype, kv: int, group: int, dim: int, threads: int) -> Costs:
-    """The constants of ``device`` for this shape of attention: kept ones, else measured now (under a second) and kept."""
+    """The constants of ``device`` for this shape of attention: kept ones, else measured now (seconds) and kept."""
     from spin_core.zoo.cachedir import cache_dir
 
     key = [VERSION, torch.__version__, _name(device), str(dtype), kv, group, dim, threads]
@@ -117,7 +118,7 @@ def measured(device: torch.device, dtype: torch.dtype, kv: int, group: int, dim:
         costs, misfit = measure(device, dtype, Heads(kv, group), dim)
         if misfit < GOOD:
             break
-    else:                                               # a machine this busy can't be measured; the next process may try
+    else:                                               # too busy to be measured; the next process may try
         return typical(dtype, Heads(kv, group), dim) if device.type == "cpu" else costs
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -125,12 +126,13 @@ def measured(device: torch.device, dtype: torch.dtype, kv: int, group: int, dim:
         temporary.write_text(json.dumps({"key": key, "costs": asdict(costs)}, indent=1))
         os.replace(temporary, path)
     except OSError:
-        pass                                            # a cache that can't be written costs the next process a second
+        pass                                            # then the next process measures again
     return costs
 
 
 @torch.inference_mode()
-def measure(device: torch.device, dtype: torch.dtype, heads: Heads, dim: int, *, rounds: int = ROUNDS) -> tuple[Costs, float]:
+def measure(device: torch.device, dtype: torch.dtype, heads: Heads, dim: int, *,
+            rounds: int = ROUNDS) -> tuple[Costs, float]:
     """Time plans that differ in what they charge, and fit the constants to the fastest round of each.
 
     Returns the constants and how badly they explain the times: the root of the mean squared relative error.
@@ -158,16 +160,17 @@ def measure(device: torch.device, dtype: torch.dtype, heads: Heads, dim: int, *,
                          for layer in range(layers)])
     seconds = fastest(work, device, rounds)
     costs = fit(plans, seconds, heads)
-    errors = [1 - float(features(p, heads) @ [getattr(costs, name) for name in FIELDS]) / s for p, s in zip(plans, seconds)]
+    constants = [getattr(costs, name) for name in FIELDS]
+    errors = [1 - float(features(p, heads) @ constants) / s for p, s in zip(plans, seconds)]
     return costs, float(np.sqrt(np.mean(np.square(errors))))
 
 
 def typical(dtype: torch.dtype, heads: Heads, dim: int) -> Costs:
     """What a core of a common CPU charges, by the bytes and the products of a key."""
     size = dtype.itemsize * dim
-    return Costs(heads.kv, heads.group, step_call=3e-5, alone_call=2.5e-5, alone_key=1e-10 * size, alone_score=5e-11 * dim, pool_call=1e-4,
-                 pool_width=0.0, pool_key=2.4e-10 * size, pool_score=4e-11 * dim, pool_query=7e-10 * size,
-                 merge_call=6e-5, merge_query=1e-10 * size)
+    return Costs(heads.kv, heads.group, step_call=3e-5, alone_call=2.5e-5, alone_key=1e-10 * size,
+                 alone_score=5e-11 * dim, pool_call=1e-4, pool_width=0.0, pool_key=2.4e-10 * size,
+                 pool_score=4e-11 * dim, pool_query=7e-10 * size, merge_call=6e-5, merge_query=1e-10 * size)
 
 
 def fastest(work: list[list[Callable[[], object]]], device: torch.device, rounds: int) -> list[float]:

@@ -20,9 +20,10 @@ def packing(made: Plan, *, title: str | None = None) -> Figure:
     with plots.style():
         figure = Figure(figsize=(plots.WIDTH, 1.5 + 0.2 * max(len(rows), 3)), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1, 8))
+        colours = {b: COLOURS[i % len(COLOURS)] for i, b in enumerate(dict.fromkeys(p.request for p, _, _ in rows))}
         seen: set[int] = set()
         for y, (piece, width, queries) in enumerate(rows):
-            colour = COLOURS[piece.request % len(COLOURS)]
+            colour = colours[piece.request]
             _bar(right, y, 0, piece.size, colour)
             _bar(right, y, piece.size, width - piece.size, None)
             right.text(piece.size / 2, y, str(piece.request), ha="center", va="center", size=8, color="white",

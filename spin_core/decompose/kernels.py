@@ -73,7 +73,8 @@ def _attend_pieces(Q, K, V, OUT, LSE, PIECES, SEES, scale, q_head, q_token, slot
 @triton.jit
 def _merge_pieces(PARTS, LSE, OUT, TOKENS, KV: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
                   DIM: tl.constexpr, D: tl.constexpr, G: tl.constexpr, ACC: tl.constexpr):
-    """Program (i, h): one token's heads of kv head h. TOKENS [M, 4]: token, its number in the request, pieces from, to."""
+    """Program (i, h): one token's heads of kv head h. TOKENS [M, 4]: token, its number in the request, pieces from,
+    to."""
     i, h = tl.program_id(0), tl.program_id(1)
     token, number = tl.load(TOKENS + i * 4), tl.load(TOKENS + i * 4 + 1)
     first, last = tl.load(TOKENS + i * 4 + 2), tl.load(TOKENS + i * 4 + 3)
@@ -103,9 +104,11 @@ class KernelStep(TorchStep):
     Needs Triton, on a CUDA device or in its interpreter, and at most 63 in-flight tokens for a request in a pool.
     """
 
-    def __init__(self, made: Plan, batch: "RaggedBatch", cache: "SlotCache", heads: Heads, workspace: Workspace) -> None:
+    def __init__(self, made: Plan, batch: "RaggedBatch", cache: "SlotCache", heads: Heads,
+                 workspace: Workspace) -> None:
         if made.alone:
-            super().__init__(Plan(made.strategy, made.lengths, made.q_lens, (), made.alone), batch, cache, heads, workspace)
+            alone = Plan(made.strategy, made.lengths, made.q_lens, (), made.alone)
+            super().__init__(alone, batch, cache, heads, workspace)
         self.plan, self.batch, self.cache, self.workspace, self.heads = made, batch, cache, workspace, heads
         pieces, tokens = [], []
         sees = np.zeros(len(batch.tokens), dtype=np.int64)
@@ -116,11 +119,13 @@ class KernelStep(TorchStep):
                     bits = among(batch, b).astype(np.int64) << np.arange(batch.counts[b])
                     sees[batch.starts[b]:batch.starts[b] + batch.counts[b]] = bits.sum(1)
                     tokens += [[batch.starts[b] + t, t, len(pieces), 0] for t in range(batch.counts[b])]
-                pieces.append((batch.slots[b], piece.start, piece.stop, batch.starts[b], batch.counts[b], batch.prefix[b]))
+                pieces.append((batch.slots[b], piece.start, piece.stop, batch.starts[b], batch.counts[b],
+                               batch.prefix[b]))
                 for entry in tokens[-batch.counts[b]:]:
                     entry[3] = len(pieces)
         # in 64 bits: a cache of many gigabytes has more numbers than 32 bits count. In one transfer to the device.
-        numbers = np.concatenate([np.array(pieces, dtype=np.int64).ravel(), np.array(tokens, dtype=np.int64).ravel(), sees])
+        numbers = np.concatenate([np.array(pieces, dtype=np.int64).ravel(), np.array(tokens, dtype=np.int64).ravel(),
+                                  sees])
         everything = torch.from_numpy(numbers).to(cache.k[0].device)
         pieces, tokens, self.sees = everything.split([6 * len(pieces), 4 * len(tokens), len(sees)])
         self.pieces, self.tokens = pieces.view(-1, 6), tokens.view(-1, 4)

@@ -93,8 +93,9 @@ class VarlenStep:
         bounds = lambda sizes: torch.tensor([0, *sizes], device=device).cumsum(0).int()  # noqa: E731
         self.cu_q, self.cu_k = bounds(batch.counts), bounds(lengths)
         self.max_q, self.max_k = max(batch.counts), max(lengths)
-        self.packed = [tuple(torch.cat([side[slot, :, :length].transpose(0, 1) for slot, length in
-                                        zip(batch.slots, lengths)]) for side in layer) for layer in zip(cache.k, cache.v)]
+        pack = lambda side: torch.cat([side[slot, :, :length].transpose(0, 1)  # noqa: E731
+                                       for slot, length in zip(batch.slots, lengths)])
+        self.packed = [(pack(key), pack(value)) for key, value in zip(cache.k, cache.v)]
         self.varlen = varlen_attn
 
     def attend(self, layer: int, query: Tensor, scale: float) -> Tensor:

@@ -107,8 +107,8 @@ class Plan:
         for pool in self.pools:
             requests = len(pool.requests)
             padding = 1 - sum(p.size for p in pool.pieces) / (pool.width * len(pool.pieces))
-            lines.append(f"  {len(pool.pieces)} pieces of {requests} request{'s' * (requests > 1)}, {pool.width} keys wide, "
-                         f"{padding:.0%} of them padding; {pool.queries} queries in each")
+            lines.append(f"  {len(pool.pieces)} pieces of {requests} request{'s' * (requests > 1)}, {pool.width} keys "
+                         f"wide, {padding:.0%} of them padding; {pool.queries} queries in each")
         if self.alone:
             lines.append(f"  {len(self.alone)} request{'s' * (len(self.alone) > 1)} read whole, where "
                          f"{'they are' if len(self.alone) > 1 else 'it is'} ({_some(self.alone)})")
@@ -120,8 +120,8 @@ class Plan:
             lines.append(f"  predicted: {self.seconds * 1e6:.0f} us per layer")
         if len(self.considered) > 1:
             best, worst = min(self.considered.values()), max(self.considered.values())
-            lines.append(f"  {len(self.considered)} widths weighed, {min(self.considered)} to {max(self.considered)} keys: "
-                         f"{best * 1e6:.0f} to {worst * 1e6:.0f} us")
+            lines.append(f"  {len(self.considered)} widths weighed, {min(self.considered)} to {max(self.considered)} "
+                         f"keys: {best * 1e6:.0f} to {worst * 1e6:.0f} us")
         return "\n".join(lines)
 
 
@@ -205,7 +205,8 @@ def _decomposed(lengths, q_lens, small, large, costs, width, may_stay=False) -> 
             alone = costs.alone(ls, np.array([q_lens[b] for b in small]))          # [B]
             member = priced < alone
             rest = np.where(member, 0, alone).sum(1)
-        total = np.where(member, priced, 0).sum(1) + rest + costs.step_call + costs.calls(member.any(1), (member & (counts > 1)).any(1), wide)
+        calls = costs.calls(member.any(1), (member & (counts > 1)).any(1), wide)
+        total = np.where(member, priced, 0).sum(1) + rest + costs.step_call + calls
         considered = dict(zip(wide.tolist(), total.tolist()))
         best = int(total.argmin())
         staying = ~member[best]
@@ -245,7 +246,8 @@ def _priced(made: Plan, costs: "Costs | None") -> Plan:
                                                   np.array([made.q_lens[b] for b in alone])).sum())
     for pool in made.pools:
         counts = np.unique([p.request for p in pool.pieces], return_counts=True)[1]
-        seconds += float(costs.pool(counts, pool.width, pool.queries).sum() + costs.calls(True, counts.max() > 1, pool.width))
+        seconds += float(costs.pool(counts, pool.width, pool.queries).sum())
+        seconds += float(costs.calls(True, counts.max() > 1, pool.width))
     return Plan(made.strategy, made.lengths, made.q_lens, made.pools, made.alone, seconds, made.considered)
 
 
@@ -260,7 +262,7 @@ def _check(lengths, q_lens, strategy, width, max_len) -> None:
         raise ValueError(f"plan: the width must be at least 1, got {width}")
     for b, (length, q) in enumerate(zip(lengths, q_lens)):
         if not 0 <= q <= length:
-            raise ValueError(f"plan: request {b} has {q} queries among {length} keys; its in-flight tokens count as keys")
+            raise ValueError(f"plan: request {b} has {q} queries among {length} keys; in-flight tokens count as keys")
         if max_len is not None and length > max_len:
             raise ValueError(f"plan: request {b} attends {length} keys, but the cache holds {max_len}")
 

@@ -1,7 +1,7 @@
 """Attention over pieces, merged exactly: the equations, in the order of the paper, on any device and dtype.
 
-With M [B, R] the indicator, S_r = Q_i K_r^T / sqrt(d) + mask the scores of piece r of request i, and m_i their maximum
-over all pieces of i:
+With M [B, R] the indicator, S_r = Q_i K_r^T / sqrt(d) + mask the scores of piece r of request i, and m_i their
+maximum over all pieces of i:
 
     O_i = sum_r M_ir exp(S_r - m_i) V_r  /  sum_r M_ir rowsum exp(S_r - m_i)
 
@@ -16,7 +16,8 @@ from torch import Tensor
 from spin_core.decompose.plan import Piece
 
 
-def attend_piece(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+def attend_piece(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None,
+                 scale: float) -> tuple[Tensor, Tensor]:
     """Attention of ``query [heads, T, d]`` over one piece, ``key`` and ``value [kv_heads, n, d]``.
 
     ``visible`` is bool ``[T, n]`` or None for everything. Returns the output ``[heads, T, d]`` and the log-sum-exp of
@@ -28,7 +29,8 @@ def attend_piece(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | No
     if visible is not None:
         scores = scores.masked_fill(~visible, -torch.inf)
     lse = scores.logsumexp(-1)
-    weights = (scores - lse.clamp_min(torch.finfo(lse.dtype).min).unsqueeze(-1)).exp()     # -inf - min = -inf: weight 0
+    finite = lse.clamp_min(torch.finfo(lse.dtype).min)                             # -inf - finite = -inf: weight 0
+    weights = (scores - finite.unsqueeze(-1)).exp()
     out = torch.einsum("kgtn,knd->kgtd", weights, value)
     return out.reshape(heads, rows, dim), lse.reshape(heads, rows)
 

@@ -34,10 +34,11 @@ class Attention:
 
     def plan(self, lengths: list[int], q_lens: list[int]) -> Plan:
         """The plan for one step: ``lengths`` are keys per request, in-flight tokens included."""
-        if self.cls is not TorchStep:       # pieces are read where they are, and all of them at once: nobody stays alone
+        if self.cls is not TorchStep:       # pieces are read in place, all of them at once: nobody stays alone
             return plan(lengths, q_lens, "decomposed", costs=self.costs(), max_len=self.cache.max_len)
-        matters = sum(0 < q <= LARGE for q in q_lens) > (self.strategy == "auto")   # alone or pooled: a single request
-        weigh = matters and self.strategy in ("auto", "decomposed")                 # is best off alone
+        # a single request is best off alone, whatever the device charges
+        matters = sum(0 < q <= LARGE for q in q_lens) > (self.strategy == "auto")
+        weigh = matters and self.strategy in ("auto", "decomposed")
         return plan(lengths, q_lens, self.strategy, costs=self.costs() if weigh else None, max_len=self.cache.max_len)
 
     def costs(self) -> Costs:

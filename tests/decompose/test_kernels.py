@@ -24,7 +24,8 @@ def device(request) -> str:
 
 
 def check(c, *, strategy: str = "decomposed", width: int | None = None, tolerance: float, layer: int = 0) -> None:
-    made = plan([p + n for p, n in zip(c.batch.prefix, c.batch.counts)], c.batch.counts, strategy, costs=COSTS, width=width)
+    lengths = [p + n for p, n in zip(c.batch.prefix, c.batch.counts)]
+    made = plan(lengths, c.batch.counts, strategy, costs=COSTS, width=width)
     step = KernelStep(made, c.batch, c.cache, c.heads, Workspace())
     out = step.attend(layer, c.query, c.scale)
     torch.testing.assert_close(out.double().cpu(), c.expected, rtol=tolerance, atol=tolerance)

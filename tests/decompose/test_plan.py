@@ -119,7 +119,8 @@ def test_costs_move_the_width():
 def test_a_fit_recovers_the_constants_it_was_made_from():
     plans = [plan([length] * count, [q] * count, strategy, width=width)
              for q in (1, 5, 9) for count, length, strategy, width in
-             [(4, 24, "per-request", None), (4, 800, "per-request", None), (1, 24, "per-request", None), (2, 24, "padded", None), (9, 300, "padded", None),
+             [(4, 24, "per-request", None), (4, 800, "per-request", None), (1, 24, "per-request", None),
+              (2, 24, "padded", None), (9, 300, "padded", None),
               (16, 100, "padded", None), (2, 1000, "decomposed", 100), (8, 300, "decomposed", 150)]]
     found = fit(plans, [seconds(p, COSTS) for p in plans], Heads(3, 3))
     for name in FIELDS:
