@@ -315,7 +315,7 @@ def law(outcomes: Sequence[str], exact: Sequence[float], samples: Mapping[str, S
     left.set(ylabel="probability", ylim=(0, None), xlim=(-0.6, len(x) - 0.4))
     left.grid(axis="x", visible=False)
     left.legend(loc="upper right")
-    left.set_title("The first two tokens, over many seeds")
+    left.set_title("The first tokens, over many seeds")
 
     y = np.arange(len(samples))
     for row, (name, (colour, marker)) in enumerate(zip(samples, SERIES_LAW)):
