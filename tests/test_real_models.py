@@ -42,6 +42,7 @@ def test_the_comparison_sees_a_wrong_token(smollm2):
 PROMPT = "The best thing about the sea is"
 PARAMS = SamplingParams(temperature=1.0, top_k=40, max_new_tokens=2)
 SEEDS = 2000
+DRAFTER = "pruned-2L-8k"        # drafts from the first token on, which a drafter fed with states does not
 
 
 def first_tokens(family, drafter: str) -> np.ndarray:
@@ -74,8 +75,7 @@ def chi_square(tokens: np.ndarray, law: np.ndarray) -> float:
 
 
 def test_the_law_of_two_drafted_tokens(smollm2):
-    drafter = next(iter(smollm2.drafters))
-    tokens = first_tokens(smollm2, drafter)
+    tokens = first_tokens(smollm2, DRAFTER)
     prompt = smollm2.tokenizer.encode(PROMPT)
     assert chi_square(tokens[:, 0], exact_law(smollm2, prompt)) > 1e-4
     most = np.bincount(tokens[:, 0]).argmax()
@@ -94,5 +94,5 @@ def test_the_chi_square_catches_a_wrong_q(smollm2, monkeypatch):
         return draft
 
     monkeypatch.setattr(ModelDrafter, "propose", understated)
-    tokens = first_tokens(smollm2, next(iter(smollm2.drafters)))
+    tokens = first_tokens(smollm2, DRAFTER)
     assert chi_square(tokens[:, 0], exact_law(smollm2, smollm2.tokenizer.encode(PROMPT))) < 1e-9

@@ -73,8 +73,8 @@ def panel_of(picture: WebElement) -> WebElement:
 
 def press_arrow(handle: WebElement) -> None:
     """Move a slider by keyboard, to the side where there is room."""
-    at_start = handle.get_attribute("aria-valuenow") == handle.get_attribute("aria-valuemin")
-    handle.send_keys(Keys.ARROW_RIGHT if at_start else Keys.ARROW_LEFT)
+    at_end = handle.get_attribute("aria-valuenow") == handle.get_attribute("aria-valuemax")
+    handle.send_keys(Keys.ARROW_LEFT if at_end else Keys.ARROW_RIGHT)
 
 
 def moves(panel: WebElement) -> list[tuple[str, Callable[[], None]]]:
