@@ -35,7 +35,7 @@ FATE_COLOURS = {"accepted": GREEN, "rejected": RED, "replacement": SKY, "bonus":
 FATE_WORDS = {"accepted": "drafted, accepted", "rejected": "drafted, rejected",
               "replacement": "target's replacement", "bonus": "target's bonus token",
               "unseen": "drafted, never looked at"}
-SERIES = [(GREEN, "o"), (RED, "s"), (PURPLE, "D"), (BLUE, "^"), (ORANGE, "v"), (GREY, "P")]
+SERIES = [(GREEN, "o"), (RED, "s"), (BLUE, "^"), (ORANGE, "v"), (GREY, "P")]
 WIDTH = 9.6             # inches, of every figure: one column of a notebook
 _MONO = "DejaVu Sans Mono"      # comes with matplotlib
 _CHAR = 0.602           # width of its characters over its size
@@ -95,6 +95,11 @@ def _known_characters() -> frozenset[int]:
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     return frozenset(get_font(findfont(FontProperties(family=_MONO))).get_charmap())
+
+
+def _look(drafter: str, index: int) -> tuple[str, str]:
+    """Colour and marker of the drafter at ``index``; prompt lookup looks the same in every figure."""
+    return (PURPLE, "D") if drafter == "ngram" else SERIES[index % len(SERIES)]
 
 
 def _tint(colour: str, share: float) -> tuple[float, float, float]:
@@ -312,9 +317,10 @@ def law(outcomes: Sequence[str], exact: Sequence[float], samples: Mapping[str, S
         left.plot(x + shift, values, marker, color=colour, markeredgecolor="white", markeredgewidth=0.8,
                   label=name)
     left.set_xticks(x, outcomes, rotation=38, ha="right", rotation_mode="anchor", family=_MONO, fontsize=9)
-    left.set(ylabel="probability", ylim=(0, None), xlim=(-0.6, len(x) - 0.4))
+    top = max([*(exact + spread), *(max(values) for values in samples.values())])
+    left.set(ylabel="probability", ylim=(0, 1.42 * top), xlim=(-0.6, len(x) - 0.4))
     left.grid(axis="x", visible=False)
-    left.legend(loc="upper right")
+    left.legend(loc="upper left", ncols=2)
     left.set_title("The first tokens, over many seeds")
 
     y = np.arange(len(samples))
@@ -369,7 +375,7 @@ def _positions(ax: Axes, counts: Mapping[str, Counts], colours: Sequence[str] | 
     longest = max(len(tested) for tested, _ in counts.values())
     shifts = np.linspace(-0.08, 0.08, len(counts)) if len(counts) > 1 else [0]
     for i, (name, (tested, accepted)) in enumerate(counts.items()):
-        colour, marker = SERIES[i % len(SERIES)]
+        colour, marker = _look(name, i)
         colour = colours[i] if colours else colour
         seen = np.flatnonzero(tested)
         x, y = seen + 1 + shifts[i], np.array(formulas.rates(tested, accepted), float)[seen]
@@ -418,7 +424,8 @@ def acceptance_by_request(values: Mapping[str, Sequence[float]], groups: Sequenc
     table, x = table[:, order], np.arange(len(order))
     best = table.max(0)
     ax.vlines(x, table.min(0), best, color=LIGHT, linewidth=3, zorder=1)
-    for row, (name, (colour, marker)) in enumerate(zip(names, SERIES)):
+    for row, name in enumerate(names):
+        colour, marker = _look(name, row)
         wins = table[row] >= best - 1e-12
         ax.plot(x[~wins], table[row][~wins], marker, color="white", markeredgecolor=colour, markersize=5.5)
         ax.plot(x[wins], table[row][wins], marker, color=colour, markersize=7,
@@ -454,7 +461,7 @@ def speed(gammas: Sequence[int],
         left.plot(x, values, dash, color=_tint(BLUE, shade), label=name)
     left.axhline(plain, color=GREY, linewidth=1, linestyle=":")
     for i, (name, (values, low, high)) in enumerate(measured.items()):
-        colour, marker = SERIES[2 * i]
+        colour, marker = _look(name, i)
         best = int(np.argmax(values))
         gain = "never faster than plain"
         if best:
