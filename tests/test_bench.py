@@ -79,3 +79,15 @@ def test_a_peer_that_fails_is_left_out_and_named():
     peers._race(contenders, [[1]], 2, notes)
     assert [c.name for c in contenders] == [peers.BASELINE] and len(contenders[0].rates) == 2
     assert "odd did not run here: RuntimeError: no kernel" in notes[0]
+
+
+def test_bars_compare_the_same_drafter_at_its_best_gamma():
+    def contender(name, rate, drafter=None, gamma=None, ours=False):
+        return peers.Contender(name, None, drafter, gamma, object() if ours else None, [rate])
+
+    plain, packed = "transformers assisted", "transformers assisted, packed products"
+    bars = peers._bars([contender(peers.BASELINE, 10.0), contender(plain, 8.0, "a", 2), contender(plain, 16.0, "a", 4),
+                        contender(packed, 20.0, "a", 2), contender("spin_core", 12.0, "none", 0, True),
+                        contender("spin_core", 24.0, "a", 2, True), contender("spin_core", 18.0, "a", 4, True),
+                        contender("spin_core", 30.0, "fed", 2, True)], 1)
+    assert [bar.value for bar in bars] == [1.2, 3.0, 2.5, 1.5, 1.2]
