@@ -76,8 +76,8 @@ class Engine:
     how the target attends to a ragged batch: "padded", "grouped", "decomposed" (SPIN's pieces), "per-request", or
     "auto", the cheapest of them on this device. It changes speed, not text.
 
-    Raises ValueError for unknown drafters and strategies, and impossible limits. A bad *request* never raises: it comes back
-    finished with ``FinishReason.ERROR`` and says why, and the others go on.
+    Raises ValueError for unknown drafters and strategies, and impossible limits. A bad *request* never raises: it
+    comes back finished with ``FinishReason.ERROR`` and says why, and the others go on.
     """
 
     def __init__(self, family, drafter: str | None = None, gamma: int = 4, *, max_batch: int = 8,

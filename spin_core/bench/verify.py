@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import statistics
-import time
 from collections.abc import Callable
 
 import torch

@@ -51,6 +51,17 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     return torch.where(rest.amax(-1, keepdim=True) > 0, rest, p)
 
 
+def check_shapes(logits: Tensor, draft: Draft, sampling: SamplingBatch, position: Tensor) -> None:
+    """Raise ValueError unless the arguments of ``verify_chain`` fit together."""
+    batch, drafted = len(sampling), draft.tokens.shape[0]
+    if logits.dim() != 2 or logits.shape[0] != drafted + batch:
+        raise ValueError(f"verify_chain: {drafted} drafted tokens of {batch} requests need {drafted + batch} "
+                         f"rows of logits, got {tuple(logits.shape)}")
+    if draft.cu.shape[0] != batch + 1 or position.shape[0] != batch:
+        raise ValueError(f"verify_chain: {batch} sampling rows, {draft.cu.shape[0] - 1} drafts, "
+                         f"{position.shape[0]} positions: these must be equal")
+
+
 def verify_chain(logits: Tensor, draft: Draft, sampling: SamplingBatch, position: Tensor) -> Verdict:
     """Accept the longest valid prefix of every request's draft and draw one token more.
 
@@ -62,13 +73,8 @@ def verify_chain(logits: Tensor, draft: Draft, sampling: SamplingBatch, position
     A request fails, alone, if a row that its verdict needs has no law (NaN, +inf, nothing finite); rows
     behind its first rejection are not needed. Raises ValueError if the shapes do not fit together.
     """
+    check_shapes(logits, draft, sampling, position)
     batch, drafted = len(sampling), draft.tokens.shape[0]
-    if logits.dim() != 2 or logits.shape[0] != drafted + batch:
-        raise ValueError(f"verify_chain: {drafted} drafted tokens of {batch} requests need {drafted + batch} "
-                         f"rows of logits, got {tuple(logits.shape)}")
-    if draft.cu.shape[0] != batch + 1 or position.shape[0] != batch:
-        raise ValueError(f"verify_chain: {batch} sampling rows, {draft.cu.shape[0] - 1} drafts, "
-                         f"{position.shape[0]} positions: these must be equal")
     counts = draft.counts
     request = torch.arange(batch, device=logits.device)
     owner = request.repeat_interleave(counts)                             # [N] request of each drafted token

@@ -35,7 +35,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from spin_core.draft.base import Draft
 from spin_core.randomness import ACCEPT, RESIDUAL
 from spin_core.sampling import SamplingBatch
-from spin_core.verify.chain import Verdict
+from spin_core.verify.chain import Verdict, check_shapes
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)     # of logits; the arithmetic is fp32
 
@@ -362,13 +362,8 @@ def verify_chain(logits: Tensor, draft: Draft, sampling: SamplingBatch, position
 
     Raises ValueError if the shapes do not fit together or the logits are of another type.
     """
+    check_shapes(logits, draft, sampling, position)
     batch, drafted = len(sampling), draft.tokens.shape[0]
-    if logits.dim() != 2 or logits.shape[0] != drafted + batch:
-        raise ValueError(f"verify_chain: {drafted} drafted tokens of {batch} requests need {drafted + batch} "
-                         f"rows of logits, got {tuple(logits.shape)}")
-    if draft.cu.shape[0] != batch + 1 or position.shape[0] != batch:
-        raise ValueError(f"verify_chain: {batch} sampling rows, {draft.cu.shape[0] - 1} drafts, "
-                         f"{position.shape[0]} positions: these must be equal")
     if logits.dtype not in DTYPES:
         raise ValueError(f"verify_chain: the kernel reads logits of fp32, bf16 or fp16, not {logits.dtype}")
     if max_draft is None:
