@@ -1,42 +1,19 @@
-"""Widgets: controls around a picture from :mod:`spin_core.plots`. They compute nothing of their own.
-
-The picture is one PNG in the widget's state, so a stored notebook holds the last view only. Where widgets do
-not run (papermill, HTML, a code host's preview) the notebook shows the same figures statically.
-"""
+"""The first lesson's widgets: steps one by one, the theory, acceptance by workload and drafter."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from ipywidgets import HTML, Button, Dropdown, FloatSlider, HBox, Image, IntSlider, Layout, VBox
+from ipywidgets import Button, Dropdown, FloatSlider, IntSlider
 from matplotlib.figure import Figure
 
 from spin_core import plots
+from spin_core.widgets.panel import Panel
 
 if TYPE_CHECKING:
     from spin_core.lessons.steps import Step
-
-
-class Panel(VBox):
-    """A row of controls above a picture that ``draw`` makes anew whenever one of them changes."""
-
-    def __init__(self, controls: Sequence, draw: Callable[[], Figure]) -> None:
-        self.draw = draw
-        self.picture = Image(format="png", layout=Layout(width="100%", max_width="960px"))
-        row = Layout(flex_flow="row wrap", align_items="center")
-        super().__init__([HBox(controls, layout=row), self.picture])
-        for control in controls:
-            if "value" in control.traits() and not isinstance(control, HTML):
-                control.observe(self.refresh, "value")
-        self.refresh()
-
-    def refresh(self, _change=None) -> None:
-        self.picture.value = plots.png(self.draw())
-
-    def __repr__(self) -> str:      # what a viewer without widgets shows
-        return "[a widget: run this notebook to use it]"
 
 
 def stepper(steps: Sequence["Step"]) -> Panel:

@@ -1,18 +1,10 @@
-"""Pure plotting functions: numbers in, a matplotlib Figure out. No models, no files, no global state.
-
-One look for all: :func:`style` is applied by every function, colours come from one palette that stays
-readable with the common forms of colour blindness (Okabe and Ito), and no meaning rests on colour alone. p
-and everything of the target is blue, q and everything drafted orange.
-"""
+"""What the first lesson shows: texts by who wrote them, steps and their laws, acceptance, speed, the theory."""
 
 from __future__ import annotations
 
-import functools
-import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -20,96 +12,22 @@ from matplotlib.patches import FancyBboxPatch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from spin_core import theory as formulas
+from spin_core.plots.base import (
+    BLUE, GREEN, ORANGE, PURPLE, RED, SKY, INK, GREY, LIGHT, P_COLOUR, Q_COLOUR, RESIDUAL_COLOUR, WIDTH, MONO,
+    styled, label, look, tint, characters, apart,
+)
+
+if TYPE_CHECKING:
+    from spin_core.lessons.steps import Step
 
 Counts = tuple[Sequence[int], Sequence[int]]
 """How often place 1, 2, ... of a draft was looked at, and accepted:
 :func:`spin_core.theory.position_counts`."""
 
-if TYPE_CHECKING:
-    from spin_core.lessons.steps import Step
-
-BLUE, ORANGE, GREEN, RED, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"
-INK, GREY, LIGHT = "#222222", "#777777", "#E4E4E4"
-P_COLOUR, Q_COLOUR, RESIDUAL_COLOUR = BLUE, ORANGE, SKY
 FATE_COLOURS = {"accepted": GREEN, "rejected": RED, "replacement": SKY, "bonus": PURPLE, "unseen": GREY}
 FATE_WORDS = {"accepted": "drafted, accepted", "rejected": "drafted, rejected",
               "replacement": "target's replacement", "bonus": "target's bonus token",
               "unseen": "drafted, never looked at"}
-SERIES = [(GREEN, "o"), (RED, "s"), (BLUE, "^"), (ORANGE, "v"), (GREY, "P")]
-WIDTH = 9.6             # inches, of every figure: one column of a notebook
-_MONO = "DejaVu Sans Mono"      # comes with matplotlib
-_CHAR = 0.602           # width of its characters over its size
-
-_STYLE = {
-    "font.family": "DejaVu Sans", "font.size": 10.5, "axes.titlesize": 11, "axes.titleweight": "bold",
-    "axes.titlelocation": "left", "axes.titlepad": 9, "axes.labelsize": 10.5, "xtick.labelsize": 10,
-    "ytick.labelsize": 10, "legend.fontsize": 9.5, "legend.frameon": False, "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#999999", "axes.labelcolor": INK, "text.color": INK, "xtick.color": INK,
-    "ytick.color": INK, "xtick.major.size": 0, "ytick.major.size": 0, "axes.grid": True, "grid.color": LIGHT,
-    "grid.linewidth": 0.8,
-    "axes.axisbelow": True, "lines.linewidth": 2, "lines.markersize": 6.5, "figure.facecolor": "white",
-    "axes.facecolor": "white", "figure.dpi": 100, "text.parse_math": False, "svg.fonttype": "path",
-}
-
-
-def style():
-    """The context in which all figures are made."""
-    return matplotlib.rc_context(_STYLE)
-
-
-def _styled(function: Callable[..., Figure]) -> Callable[..., Figure]:
-    @functools.wraps(function)
-    def plot(*args, **kwargs) -> Figure:
-        with style():
-            return function(*args, **kwargs)
-    return plot
-
-
-def png(figure: Figure, dpi: int = 150) -> bytes:
-    """The picture as a PNG of 128 colours: a third of the size, and none of these figures looks different."""
-    from PIL import Image
-
-    pixels, small = io.BytesIO(), io.BytesIO()
-    with style():
-        figure.savefig(pixels, format="png", dpi=dpi)
-    # maximum coverage keeps colours that few pixels have; the default, median cut, shifts them
-    picture = Image.open(pixels).convert("RGB")
-    picture = picture.quantize(128, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-    picture.save(small, "PNG", optimize=True)
-    return small.getvalue()
-
-
-# ---- tokens as boxes
-
-
-def label(text: str, longest: int = 14) -> str:
-    """A token's text as something to look at: spaces and line ends visible, what the font lacks as a box."""
-    text = text.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥") or "∅"
-    text = "".join(c if ord(c) in _known_characters() else "□" for c in text)
-    return text if len(text) <= longest else text[:longest - 1] + "…"
-
-
-@functools.cache
-def _known_characters() -> frozenset[int]:
-    from matplotlib.font_manager import FontProperties, findfont, get_font
-
-    return frozenset(get_font(findfont(FontProperties(family=_MONO))).get_charmap())
-
-
-def _look(drafter: str, index: int) -> tuple[str, str]:
-    """Colour and marker of the drafter at ``index``; prompt lookup looks the same in every figure."""
-    return (PURPLE, "D") if drafter == "ngram" else SERIES[index % len(SERIES)]
-
-
-def _tint(colour: str, share: float) -> tuple[float, float, float]:
-    """``share`` of the colour, the rest white."""
-    return tuple(1 - share * (1 - c) for c in matplotlib.colors.to_rgb(colour))
-
-
-def _characters(size: float, width: float = WIDTH) -> float:
-    """How many characters of ``size`` points fit side by side."""
-    return width * 72 / (size * _CHAR)
 
 
 def _text_axes(figure: Figure, columns: float, lines: float, rect=(0, 0, 1, 1)) -> Axes:
@@ -127,8 +45,8 @@ def _box(ax: Axes, x: float, y: float, text: str, fate: str, size: float, pad: f
     ax.add_patch(FancyBboxPatch((x, y - 0.36), width, 0.72, boxstyle="round,pad=0,rounding_size=0.25",
                                 mutation_aspect=0.5, linewidth=1.1, edgecolor=colour,
                                 linestyle=(0, (2, 2)) if unseen else "solid",
-                                facecolor="white" if unseen else _tint(colour, 0.28)))
-    ax.text(x + width / 2, y, text, ha="center", va="center_baseline", family=_MONO, size=size,
+                                facecolor="white" if unseen else tint(colour, 0.28)))
+    ax.text(x + width / 2, y, text, ha="center", va="center_baseline", family=MONO, size=size,
             color=GREY if unseen else INK, weight="bold" if fate in ("replacement", "bonus") else "normal")
     if fate == "rejected":
         ax.plot([x + pad / 2, x + width - pad / 2], [y, y], color=RED, linewidth=1.4)
@@ -143,7 +61,7 @@ def _fate_legend(ax: Axes, y: float, fates: Sequence[str], size: float) -> None:
         x += len(FATE_WORDS[fate]) * 0.95 + 2.2
 
 
-@_styled
+@styled
 def text_by_fate(tokens: Sequence[str], fates: Sequence[str], *, title: str = "") -> Figure:
     """A text, token by token, coloured by who supplied each.
 
@@ -151,7 +69,7 @@ def text_by_fate(tokens: Sequence[str], fates: Sequence[str], *, title: str = ""
     """
     if len(tokens) != len(fates):
         raise ValueError(f"text_by_fate: {len(tokens)} tokens but {len(fates)} fates")
-    size, columns = 10.5, int(_characters(10.5)) - 1
+    size, columns = 10.5, int(characters(10.5)) - 1
     placed, x, line = [], 0, 0
     for i, (token, fate) in enumerate(zip(tokens, fates)):
         starts_word = token[:1].isspace() or i == 0
@@ -179,9 +97,9 @@ def text_by_fate(tokens: Sequence[str], fates: Sequence[str], *, title: str = ""
     _fate_legend(ax, top - 0.95, ("accepted", "replacement", "bonus"), 9.5)
     for x, line, shown, fate in placed:
         y = top + line + 0.5
-        tint = _tint(FATE_COLOURS[fate], 0.30 if fate == "accepted" else 0.45)
-        ax.add_patch(Rectangle((x + 0.44, y - 0.42), len(shown) - 0.08, 0.84, linewidth=0, facecolor=tint))
-        ax.text(x + 0.4, y, shown, family=_MONO, size=size, va="center_baseline",
+        shade = tint(FATE_COLOURS[fate], 0.30 if fate == "accepted" else 0.45)
+        ax.add_patch(Rectangle((x + 0.44, y - 0.42), len(shown) - 0.08, 0.84, linewidth=0, facecolor=shade))
+        ax.text(x + 0.4, y, shown, family=MONO, size=size, va="center_baseline",
                 color=GREY if shown == "↵" else INK, weight="normal" if fate == "accepted" else "bold")
     return figure
 
@@ -193,7 +111,7 @@ def _strip(ax: Axes, y: float, step: "Step", size: float, columns: float, *, bef
     context = context[-(before - 4 if number else before):]
     if number:
         ax.text(0.4, y, f"{number}", size=9, color=GREY, va="center_baseline")
-    ax.text(before + 0.2, y, context, ha="right", va="center_baseline", family=_MONO, size=size, color=GREY)
+    ax.text(before + 0.2, y, context, ha="right", va="center_baseline", family=MONO, size=size, color=GREY)
     x, centres = before + 1.0, []
     boxes = [*zip(step.drafted, step.fates), *([(step.own, step.own_fate)] if step.own is not None else [])]
     room = columns - x - 0.6
@@ -211,10 +129,10 @@ def _strip(ax: Axes, y: float, step: "Step", size: float, columns: float, *, bef
     return centres
 
 
-@_styled
+@styled
 def steps(shown: Sequence["Step"], *, title: str = "") -> Figure:
     """Several steps below one another: what was drafted, what became of it, what the target added."""
-    size, columns = 9.5, _characters(9.5)
+    size, columns = 9.5, characters(9.5)
     top = 3.3 if title else 1.8
     lines = top + 1.25 * len(shown) + 0.2
     figure = Figure(figsize=(WIDTH, lines * 0.27))
@@ -228,12 +146,12 @@ def steps(shown: Sequence["Step"], *, title: str = "") -> Figure:
     return figure
 
 
-@_styled
+@styled
 def step(shown: "Step", place: int, *, title: str = "") -> Figure:
     """One step, and p, q and the residual (p - q)+ at a place (0-based; the last is the bonus place)."""
     if not 0 <= place < len(shown.places):
         raise ValueError(f"step: place {place} of {len(shown.places)}; were the laws recorded?")
-    laws, size, columns = shown.places[place], 10, _characters(10)
+    laws, size, columns = shown.places[place], 10, characters(10)
     figure = Figure(figsize=(WIDTH, 4.4))
     ax = _text_axes(figure, columns, 5.6, (0, 0.69, 1, 0.31))
     ax.text(0.4, 0.55, title, size=11, weight="bold", va="center")
@@ -255,7 +173,7 @@ def step(shown: "Step", place: int, *, title: str = "") -> Figure:
         panel.set(xlim=(0, limit), ylim=(len(rows) - 0.4, -0.6), yticks=rows)
         panel.grid(axis="y", visible=False)
         panel.xaxis.set_major_locator(MaxNLocator(4, min_n_ticks=3))
-        panel.set_yticklabels(names if k == 0 else [], family=_MONO, fontsize=9.5)
+        panel.set_yticklabels(names if k == 0 else [], family=MONO, fontsize=9.5)
         if not values or (k == 2 and not laws.q):
             panel.text(0.5, 0.5, "nothing drafted here", transform=panel.transAxes, ha="center", color=GREY)
             continue
@@ -296,7 +214,7 @@ def _story(step: "Step", place: int) -> str:
 # ---- laws and statistics
 
 
-@_styled
+@styled
 def law(outcomes: Sequence[str], exact: Sequence[float], samples: Mapping[str, Sequence[float]], *,
         count: int, distances: Mapping[str, float], noise: float) -> Figure:
     """Sampled frequencies against the exact law, and each sample's distance beside what chance explains.
@@ -308,15 +226,15 @@ def law(outcomes: Sequence[str], exact: Sequence[float], samples: Mapping[str, S
     left, right = figure.subplots(1, 2, width_ratios=[2.5, 1])
     exact, x = np.asarray(exact, float), np.arange(len(outcomes))
     spread = 2 * np.sqrt(exact * (1 - exact) / count)
-    left.bar(x, exact, color=_tint(P_COLOUR, 0.30), width=0.82, label="exact law of the target")
+    left.bar(x, exact, color=tint(P_COLOUR, 0.30), width=0.82, label="exact law of the target")
     low = np.maximum(exact - spread, 0)
-    left.bar(x, exact + spread - low, bottom=low, color=_tint(P_COLOUR, 0.55), width=0.82, linewidth=0,
+    left.bar(x, exact + spread - low, bottom=low, color=tint(P_COLOUR, 0.55), width=0.82, linewidth=0,
              label=f"± 2 standard deviations of {count:,} draws")
     offsets = np.linspace(-0.24, 0.24, len(samples))
     for (name, values), (colour, marker), shift in zip(samples.items(), SERIES_LAW, offsets):
         left.plot(x + shift, values, marker, color=colour, markeredgecolor="white", markeredgewidth=0.8,
                   label=name)
-    left.set_xticks(x, outcomes, rotation=38, ha="right", rotation_mode="anchor", family=_MONO, fontsize=9)
+    left.set_xticks(x, outcomes, rotation=38, ha="right", rotation_mode="anchor", family=MONO, fontsize=9)
     top = max([*(exact + spread), *(max(values) for values in samples.values())])
     left.set(ylabel="probability", ylim=(0, 1.42 * top), xlim=(-0.6, len(x) - 0.4))
     left.grid(axis="x", visible=False)
@@ -328,7 +246,7 @@ def law(outcomes: Sequence[str], exact: Sequence[float], samples: Mapping[str, S
         right.plot([0, distances[name]], [row, row], color=colour, linewidth=2)
         right.plot(distances[name], row, marker, color=colour, markersize=8, markeredgecolor="white")
         right.text(distances[name], row - 0.2, f"{distances[name]:.3f}", ha="center", size=9.5)
-    right.axvspan(0, noise, color=_tint(GREY, 0.22), linewidth=0)
+    right.axvspan(0, noise, color=tint(GREY, 0.22), linewidth=0)
     right.set_yticks(y, [n.replace(", ", ",\n") for n in samples])
     right.set(ylim=(len(samples) - 0.35, -0.55), xlim=(0, max([noise, *distances.values()]) * 1.2))
     right.grid(axis="y", visible=False)
@@ -340,7 +258,7 @@ def law(outcomes: Sequence[str], exact: Sequence[float], samples: Mapping[str, S
 SERIES_LAW = [("#444444", "o"), (GREEN, "D"), (RED, "X")]
 
 
-@_styled
+@styled
 def expected_tokens(gammas: Sequence[int], measured: Sequence[float], errors: Sequence[float],
                     counts: Counts) -> Figure:
     """Tokens per target pass by gamma: measured, the formula with one alpha, and with one for every place.
@@ -375,12 +293,12 @@ def _positions(ax: Axes, counts: Mapping[str, Counts], colours: Sequence[str] | 
     longest = max(len(tested) for tested, _ in counts.values())
     shifts = np.linspace(-0.08, 0.08, len(counts)) if len(counts) > 1 else [0]
     for i, (name, (tested, accepted)) in enumerate(counts.items()):
-        colour, marker = _look(name, i)
+        colour, marker = look(name, i)
         colour = colours[i] if colours else colour
         seen = np.flatnonzero(tested)
         x, y = seen + 1 + shifts[i], np.array(formulas.rates(tested, accepted), float)[seen]
         low, high = formulas.proportion_interval(np.asarray(accepted)[seen], np.asarray(tested)[seen])
-        ax.vlines(x, low, high, color=_tint(colour, 0.55), linewidth=1.4)
+        ax.vlines(x, low, high, color=tint(colour, 0.55), linewidth=1.4)
         ax.plot(x, y, marker=marker, color=colour, markeredgecolor="white", label=name, clip_on=False,
                 zorder=3)
         if (overall := formulas.one_rate(tested, accepted)) is not None:
@@ -390,7 +308,7 @@ def _positions(ax: Axes, counts: Mapping[str, Counts], colours: Sequence[str] | 
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-@_styled
+@styled
 def acceptance_by_position(counts: Mapping[str, Counts], *,
                            title: str = "Acceptance by place in the draft") -> Figure:
     """Per curve the acceptance at place 1, 2, ... among the tokens that were looked at, with 95 % intervals.
@@ -406,7 +324,7 @@ def acceptance_by_position(counts: Mapping[str, Counts], *,
     return figure
 
 
-@_styled
+@styled
 def acceptance_by_request(values: Mapping[str, Sequence[float]], groups: Sequence[str], *,
                           ylabel: str = "tokens per target pass") -> Figure:
     """One column per request, one mark per drafter; the best of each request is filled.
@@ -425,7 +343,7 @@ def acceptance_by_request(values: Mapping[str, Sequence[float]], groups: Sequenc
     best = table.max(0)
     ax.vlines(x, table.min(0), best, color=LIGHT, linewidth=3, zorder=1)
     for row, name in enumerate(names):
-        colour, marker = _look(name, row)
+        colour, marker = look(name, row)
         wins = table[row] >= best - 1e-12
         ax.plot(x[~wins], table[row][~wins], marker, color="white", markeredgecolor=colour, markersize=5.5)
         ax.plot(x[wins], table[row][wins], marker, color=colour, markersize=7,
@@ -445,7 +363,7 @@ def acceptance_by_request(values: Mapping[str, Sequence[float]], groups: Sequenc
     return figure
 
 
-@_styled
+@styled
 def speed(gammas: Sequence[int],
           measured: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[float]]],
           curves: Mapping[str, Sequence[float]], phases: Mapping[str, Sequence[float]]) -> Figure:
@@ -458,10 +376,10 @@ def speed(gammas: Sequence[int],
     left, right = figure.subplots(1, 2, width_ratios=[1.35, 1])
     x, plain = np.arange(len(gammas)), next(iter(measured.values()))[0][0]
     for (name, values), (dash, shade) in zip(curves.items(), (("--", 0.6), ("-", 1.0))):
-        left.plot(x, values, dash, color=_tint(BLUE, shade), label=name)
+        left.plot(x, values, dash, color=tint(BLUE, shade), label=name)
     left.axhline(plain, color=GREY, linewidth=1, linestyle=":")
     for i, (name, (values, low, high)) in enumerate(measured.items()):
-        colour, marker = _look(name, i)
+        colour, marker = look(name, i)
         best = int(np.argmax(values))
         gain = "never faster than plain"
         if best:
@@ -493,7 +411,7 @@ def speed(gammas: Sequence[int],
 # ---- theory
 
 
-@_styled
+@styled
 def theory(alpha: float, cost: float, *, gammas: int = 12) -> Figure:
     """Expected tokens and speed-up by gamma for one alpha and one cost, the best gamma marked."""
     figure = Figure(figsize=(WIDTH, 3.7), layout="constrained")
@@ -524,7 +442,7 @@ def theory(alpha: float, cost: float, *, gammas: int = 12) -> Figure:
     return figure
 
 
-@_styled
+@styled
 def theory_family(alphas: Sequence[float], costs: Sequence[float], *, gammas: int = 16) -> Figure:
     """Speed-up by gamma, one panel per cost, one curve per alpha, every curve's best gamma marked."""
     figure = Figure(figsize=(WIDTH, 3.5), layout="constrained")
@@ -535,11 +453,11 @@ def theory_family(alphas: Sequence[float], costs: Sequence[float], *, gammas: in
         for i, alpha in enumerate(alphas):
             gain = formulas.speed_up(alpha, x, cost)
             best, peak = formulas.best_gamma(alpha, cost, gammas)
-            colour = _tint(GREEN, 0.35 + 0.65 * (i + 1) / len(alphas))
+            colour = tint(GREEN, 0.35 + 0.65 * (i + 1) / len(alphas))
             ax.plot(x, gain, color=colour)
             ax.plot(best, peak, "o", color=colour, markeredgecolor=INK, markersize=7)
             ends.append(gain[-1])
-        for alpha, y in zip(alphas, _apart(ends, 0.2)):
+        for alpha, y in zip(alphas, apart(ends, 0.2)):
             ax.text(gammas + 0.35, y, f"α = {alpha:g}", va="center", size=9, color=INK)
         ax.axhline(1, color=GREY, linewidth=1, linestyle=":")
         ax.set(xlabel="γ, drafted tokens per step", xlim=(-0.4, gammas * 1.27))
@@ -548,11 +466,3 @@ def theory_family(alphas: Sequence[float], costs: Sequence[float], *, gammas: in
     axes[0].set_ylabel("speed-up over plain decoding")
     axes[0].set_ylim(0, None)
     return figure
-
-
-def _apart(values: Sequence[float], gap: float) -> list[float]:
-    """The values in their order, moved up where two would be closer than ``gap``: for labels at line ends."""
-    moved, order = list(values), np.argsort(values, kind="stable")
-    for below, above in zip(order, order[1:]):
-        moved[above] = max(moved[above], moved[below] + gap)
-    return moved
