@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from spin_core.distill import corpus
 from spin_core.distill.drafters import RECIPES, Recipe, draft_vocabulary, fit_fuse, save, source_layers
 from spin_core.distill.generate import generate
-from spin_core.distill.states import States, cached, fast_bf16
+from spin_core.distill.states import States, fast_bf16, read
 from spin_core.distill.train import Data, Settings, train, write_log
 
 MAX_HELD_OUT = 96
@@ -62,7 +62,7 @@ def distill(family, recipes: dict[str, Recipe], out: Path, *, budget: float, ans
              deadline=began + (.4 * budget if recipes else budget), train_prompts=train_prompts, tell=tell)
     if not recipes:
         return
-    shards, states = load(family, folder, tell)
+    shards, states = load(folder)
     (train_set, train_states), held = divide(shards, states)
     facts = {"seed": seed, "data": corpus.fingerprint(shards), "answer_tokens": train_set.answer_tokens,
              "family": family.name}
@@ -103,15 +103,11 @@ def describe(recipe: Recipe) -> str:
     return f"{layers}, fed with the target's states" if recipe.fed else layers
 
 
-def load(family, folder: Path, tell=print) -> tuple[list[corpus.Shard], list[States]]:
-    """Every shard with its states, which are kept in files beside the shards."""
-    shards, states = [], []
-    for path in corpus.paths(folder):
-        shards.append(corpus.read(path))
-        states.append(cached(family.target, shards[-1], family.vocab_size,
-                             path.with_name(path.name.replace("shard", "states"))))
-        tell(f"states: {len(shards)} shards")
-    return shards, states
+def load(folder: Path) -> tuple[list[corpus.Shard], list[States]]:
+    """Every shard with its states, from the files beside the shards."""
+    paths = corpus.paths(folder)
+    return ([corpus.read(p) for p in paths],
+            [read(p.with_name(p.name.replace("shard", "states"))) for p in paths])
 
 
 def divide(shards: list[corpus.Shard], states: list[States]):
@@ -134,5 +130,4 @@ def _take(states: States, shard: corpus.Shard, index: torch.Tensor) -> States:
 
 
 def _join(parts: list[tuple[corpus.Shard, States]]) -> tuple[corpus.Shard, States]:
-    return (corpus.Shard.join([p for p, _ in parts]),
-            States(torch.cat([s.hidden for _, s in parts]), torch.cat([s.log_z for _, s in parts])))
+    return corpus.Shard.join([p for p, _ in parts]), States.join([s for _, s in parts])

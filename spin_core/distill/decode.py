@@ -1,12 +1,13 @@
 """Plain decoding of many prompts at once, for making training data: padded batches, nothing speculative.
 
 The serving engine attends request by request, which is right for a few; here thousands of rows share one attention
-call, on a CPU with packed products and on a GPU in bf16.
+call. What a drafter learns from, the states before the target's head and the law's normaliser, is computed on the way
+anyway, so it is kept: no second pass over the text is needed.
 """
 
 from __future__ import annotations
 
-import copy
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
+from spin_core.distill.states import States
 from spin_core.runtime.linear import pack_linears
 from spin_core.runtime.runner import share_weights
 
@@ -63,37 +65,50 @@ AttentionInterface.register(NAME, padded_attention)
 AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)
 
 
+@dataclass
+class Decoded:
+    """What followed one prompt of P tokens: ``answer``, n ids, and the ``states`` of all P + n tokens."""
+
+    answer: list[int]
+    states: States
+
+
 class BatchDecoder:
     """Continues batches of prompts with ``model``, each row at its own temperature."""
 
     def __init__(self, model: PreTrainedModel, vocab_size: int, stop_ids: tuple[int, ...]) -> None:
-        on_gpu = model.device.type == "cuda"
-        self.model = copy.deepcopy(model).to(torch.bfloat16) if on_gpu else share_weights(model)
-        self.model.eval().set_attn_implementation(NAME)
+        self.model = share_weights(model).eval()
+        self.model.set_attn_implementation(NAME)
         pack_linears(self.model)
         self.vocab_size = vocab_size
         self.stop = torch.tensor(stop_ids, device=model.device)
 
     @torch.inference_mode()
     def __call__(self, prompts: list[list[int]], temperatures: list[float], max_new: int,
-                 generator: torch.Generator) -> list[list[int]]:
+                 generator: torch.Generator) -> list[Decoded]:
         """The continuations, up to and including a stop id, at most ``max_new`` tokens each."""
         device = self.model.device
         width = max(map(len, prompts))
         tokens = torch.tensor([[0] * (width - len(p)) + p for p in prompts], device=device)
         valid = torch.tensor([[False] * (width - len(p)) + [True] * len(p) for p in prompts], device=device)
         position = (valid.cumsum(1) - 1).clamp(min=0)
-        temperature = torch.tensor(temperatures, device=device).unsqueeze(1)
+        temperature = torch.tensor(temperatures, device=device)
         cache = _Cache(self.model, valid, width + max_new)
         out = torch.full((len(prompts), max_new), -1, dtype=torch.int64, device=device)
+        size = self.model.get_output_embeddings().weight.shape[1]
+        # a state for every column of the padded batch: the prompts' end at `width`, the answers begin there
+        hidden = torch.zeros(len(prompts), width + max_new, size, dtype=torch.float16, device=device)
+        log_z = torch.zeros(len(prompts), width + max_new, device=device)
         rows = torch.arange(len(prompts), device=device)            # which prompts the batch still holds
         for step in range(max_new):
-            logits = self.model(input_ids=tokens, position_ids=position, use_cache=False, logits_to_keep=1,
-                                padded=cache).logits[:, -1, :self.vocab_size].float()
-            cache.used += tokens.shape[1]
-            # softmax sampling as the argmax of logits / t - log E, E exponential (the Gumbel trick); t = 0: the argmax
-            noise = torch.empty_like(logits).exponential_(generator=generator).log_()
-            tokens = (logits - temperature * noise).argmax(-1, keepdim=True)
+            body = self.model.model(input_ids=tokens, position_ids=position, use_cache=False,
+                                    padded=cache).last_hidden_state
+            seen = slice(cache.used, cache.used + tokens.shape[1])
+            cache.used = seen.stop
+            hidden[rows, seen] = body.half()
+            logits = self.model.lm_head(body[:, -1])[:, :self.vocab_size].float()
+            log_z[rows, cache.used - 1] = logits.logsumexp(-1)
+            tokens = _draw(logits, temperature, generator).unsqueeze(1)
             position = position[:, -1:] + 1
             out[rows, step] = tokens[:, 0]
             if step % 4 == 3:       # asking the device costs a wait
@@ -101,10 +116,15 @@ class BatchDecoder:
                 left = int((~done).sum())
                 if left == 0:
                     break
-                if left <= .7 * len(rows):
+                if left <= .8 * len(rows):
                     rows, tokens, position, temperature = (t[~done] for t in (rows, tokens, position, temperature))
                     cache.keep(~done)
-        return [self._cut(row) for row in out.tolist()]
+        decoded = []
+        for row, (prompt, ids) in enumerate(zip(prompts, out.tolist())):
+            answer = self._cut(ids)
+            columns = slice(width - len(prompt), width + len(answer))
+            decoded.append(Decoded(answer, States(hidden[row, columns].cpu(), log_z[row, columns].cpu())))
+        return decoded
 
     def _cut(self, row: list[int]) -> list[int]:
         stops = set(self.stop.tolist())
@@ -114,3 +134,18 @@ class BatchDecoder:
             if token < 0:
                 return row[:i]
         return row
+
+
+def _draw(logits: Tensor, temperature: Tensor, generator: torch.Generator) -> Tensor:
+    """One token per row of ``logits [B, V]``: the argmax at temperature 0, else where a uniform falls in the law's sums.
+
+    A uniform per row instead of noise per column: drawing the noise would take longer than the target's whole pass.
+    """
+    tokens = logits.argmax(-1)
+    sampled = temperature > 0
+    if sampled.any():
+        sums = (logits[sampled] / temperature[sampled, None]).softmax(-1).cumsum(-1)
+        uniform = torch.rand(len(sums), 1, generator=generator, device=logits.device)
+        # sums end near 1, not at it, and searchsorted may then point behind the last token
+        tokens[sampled] = torch.searchsorted(sums, uniform * sums[:, -1:]).clamp(max=logits.shape[1] - 1)[:, 0]
+    return tokens

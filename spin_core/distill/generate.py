@@ -1,6 +1,6 @@
 """Let the target answer: fresh prompts, turns it wrote itself, second turns, tasks on its own texts, the workloads.
 
-Shard n depends on (seed, n) and, for second turns, on shard n - 1, so a killed run goes on where it was and two runs
+The target's states are kept beside each shard. Shard n depends on (seed, n) and, for second turns, on shard n - 1, so a killed run goes on where it was and two runs
 with one seed make the same data.
 """
 
@@ -13,8 +13,9 @@ from pathlib import Path
 import torch
 
 from spin_core.distill import corpus
-from spin_core.distill.decode import BatchDecoder
+from spin_core.distill.decode import BatchDecoder, Decoded
 from spin_core.distill.prompts import Messages, PromptWriter
+from spin_core.distill.states import States, save
 from spin_core.zoo import Family
 
 # Greedy answers matter most: they are what is served by default and what is measured.
@@ -33,7 +34,8 @@ def generate(family: Family, folder: Path, answer_tokens: int, *, seed: int = 0,
     tokens, number = sum(corpus.read(p).answer_tokens for p in done), len(done)
     began, fresh = time.time(), 0
     while number == 0 or (tokens < answer_tokens and time.time() < deadline):
-        shard = make_shard(family, decoder, number, seed, shard_size, previous, train_prompts or [])
+        shard, states = make_shard(family, decoder, number, seed, shard_size, previous, train_prompts or [])
+        save(states, folder / f"states-{number:05d}.safetensors")       # first, so that no shard is without
         corpus.write(folder / f"shard-{number:05d}.safetensors", shard, {"seed": str(seed)})
         tokens, fresh, number, previous = tokens + shard.answer_tokens, fresh + shard.answer_tokens, number + 1, shard
         tell(f"data: {number} shards, {tokens:,} of {answer_tokens:,} answer tokens, "
@@ -41,17 +43,17 @@ def generate(family: Family, folder: Path, answer_tokens: int, *, seed: int = 0,
 
 
 def make_shard(family: Family, decoder: BatchDecoder, number: int, seed: int, size: int,
-               previous: corpus.Shard | None, train_prompts: list[Messages]) -> corpus.Shard:
-    """One batch of prompts and their answers."""
+               previous: corpus.Shard | None, train_prompts: list[Messages]) -> tuple[corpus.Shard, States]:
+    """One batch of prompts, their answers, and the target's states along both."""
     rng = random.Random(f"{seed}/{number}")
     generator = torch.Generator(decoder.model.device).manual_seed(rng.getrandbits(60))
     writer = PromptWriter(rng.getrandbits(60))
     # The first of a shard are held out: fresh prompts, answered greedily; no later prompt is built on them.
-    messages = [writer.fresh() for _ in range(size * 35 // 100)]
+    messages = [writer.fresh() for _ in range(size * 30 // 100)]
     if train_prompts:
-        messages += [rng.choice(train_prompts) for _ in range(size * 15 // 100)]
+        messages += [rng.choice(train_prompts) for _ in range(size * 20 // 100)]
     if previous is not None:
-        messages += _on_answers(family, previous, writer, rng, size * 25 // 100)
+        messages += _on_answers(family, previous, writer, rng, size * 20 // 100)
     if family.tokenizer.chat_template:
         messages += _own_turns(family, decoder, size - len(messages), generator)
     prompts = [ids for m in messages if len(ids := family.encode(m if family.tokenizer.chat_template
@@ -60,14 +62,15 @@ def make_shard(family: Family, decoder: BatchDecoder, number: int, seed: int, si
         prompts.append(family.encode(writer.fresh()[0]["content"]))
     temperatures = [0.0 if i < -(-size // corpus.HELD_OUT) else rng.choice(TEMPERATURES) for i in range(size)]
     # short and long prompts apart: a batch is as wide as its widest
-    answers: list[list[int]] = [[] for _ in prompts]
+    decoded: dict[int, Decoded] = {}
     for long in (False, True):
         group = [i for i, p in enumerate(prompts) if (len(p) > SHORT) == long]
         if group:
-            texts = decoder([prompts[i] for i in group], [temperatures[i] for i in group], MAX_ANSWER, generator)
-            for i, text in zip(group, texts):
-                answers[i] = text
-    return corpus.Shard.build(prompts, answers, temperatures)
+            decoded |= zip(group, decoder([prompts[i] for i in group], [temperatures[i] for i in group], MAX_ANSWER,
+                                          generator))
+    texts = [decoded[i] for i in range(size)]
+    return (corpus.Shard.build(prompts, [t.answer for t in texts], temperatures),
+            States.join([t.states for t in texts]))
 
 
 def _on_answers(family: Family, shard: corpus.Shard, writer: PromptWriter, rng: random.Random,
@@ -97,5 +100,5 @@ def _own_turns(family: Family, decoder: BatchDecoder, count: int, generator: tor
     one, two = (family.encode([{"role": "user", "content": text}]) for text in ("a", "b"))
     opening = one[:next(i for i, (x, y) in enumerate(zip(one, two)) if x != y)]
     turns = decoder([opening] * count, [1.0] * count, MAX_TURN, generator)
-    texts = [family.decode(turn).strip() for turn in turns]
+    texts = [family.decode(turn.answer).strip() for turn in turns]
     return [[{"role": "user", "content": text}] for text in texts if text]

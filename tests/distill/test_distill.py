@@ -138,7 +138,7 @@ def test_the_seed_fixes_the_data_and_an_interrupted_write_leaves_no_shard(family
 
     def failing(source, target):
         calls.append(target)
-        if len(calls) == 2:
+        if len(calls) == 4:                 # the second shard, whose states are written
             raise OSError("disk full")
         real(source, target)
 
@@ -156,16 +156,27 @@ def test_the_seed_fixes_the_data_and_an_interrupted_write_leaves_no_shard(family
 def test_batch_decoding_is_greedy_decoding(family):
     prompts = [[5, 9, 11], [7], [1, 2, 4, 5, 6, 8, 9], [30, 31]]
     decoder = BatchDecoder(family.target, family.vocab_size, family.stop_ids)
-    answers = decoder(prompts, [0.0] * 4, 20, torch.Generator().manual_seed(0))
-    for prompt, answer in zip(prompts, answers):
+    decoded = decoder(prompts, [0.0] * 4, 20, torch.Generator().manual_seed(0))
+    for prompt, answer in zip(prompts, (d.answer for d in decoded)):
         assert tiny.logits(family.target, prompt + answer)[len(prompt) - 1:-1].argmax(-1).tolist() == answer
         assert tiny.STOP not in answer[:-1] and (len(answer) == 20 or answer[-1] == tiny.STOP)
+
+
+def test_states_kept_while_decoding_are_those_of_a_second_pass(made, family):
+    shards, states = load(made / "data")
+    for shard, kept in zip(shards, states):
+        again = compute(family.target, shard, family.vocab_size)
+        last = (shard.starts + shard.lengths - 1).long()        # the target never reads a text's last token
+        inner = torch.ones(len(shard.tokens), dtype=torch.bool).index_fill(0, last, False)
+        deciding = again.log_z != 0
+        torch.testing.assert_close(kept.hidden[inner], again.hidden[inner], rtol=2e-3, atol=2e-3)
+        torch.testing.assert_close(kept.log_z[deciding], again.log_z[deciding], rtol=1e-5, atol=1e-4)
 
 
 def test_batch_decoding_samples_the_law(family):
     """Two thousand first tokens against the target's law: a chi-square far below what a wrong temperature gives."""
     decoder = BatchDecoder(family.target, family.vocab_size, family.stop_ids)
-    first = [a[0] for a in decoder([[5, 9, 11]] * 2000, [.7] * 2000, 1, torch.Generator().manual_seed(1))]
+    first = [d.answer[0] for d in decoder([[5, 9, 11]] * 2000, [.7] * 2000, 1, torch.Generator().manual_seed(1))]
     law = (tiny.logits(family.target, [5, 9, 11])[-1] / .7).softmax(-1) * 2000
     seen = torch.bincount(torch.tensor(first), minlength=tiny.VOCAB)
     often = law > 5
@@ -209,7 +220,7 @@ def test_chains_by_hand():
 
 
 def test_held_out_sequences_are_not_trained_on(family, made):
-    shards, states = load(family, made / "data", lambda line: None)
+    shards, states = load(made / "data")
     (train_set, _), (held, held_states) = divide(shards, states)
     seen = {tuple(sum(train_set.sequence(i), [])) for i in range(len(train_set.lengths))}
     assert len(train_set.lengths) + sum(s.held_out for s in shards) == sum(len(s.lengths) for s in shards)
