@@ -1,0 +1,62 @@
+"""What a step costs, and which request it is put down to.
+
+A pass of a model serves many requests at once. Splitting its seconds by rows alone would be wrong: most of a
+pass is spent fetching weights, and that part is there whoever drafts. So a request pays an equal part of what the pass
+would take with one row each, and what the drafted rows add is split by drafted tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy import ndarray
+
+
+class AffineCost:
+    """Seconds of a pass over n rows as ``a + b n``, learned while serving: least squares that forget.
+
+    ``memory``: over how many passes an observation fades to 1/e. Before rows of different numbers were seen the pass
+    is taken to be all fixed cost, ``a``; a slope below zero is noise and counts as none.
+    """
+
+    def __init__(self, memory: float = 200.0) -> None:
+        self.keep = np.exp(-1 / memory)
+        self.sums = np.zeros(5)         # of 1, n, n^2, t, n t
+
+    def learn(self, rows: int, seconds: float) -> None:
+        """Learn from one pass; seconds that cannot be are left out."""
+        if rows > 0 and np.isfinite(seconds) and seconds > 0:
+            self.sums = self.keep * self.sums + (1, rows, rows * rows, seconds, rows * seconds)
+
+    @property
+    def line(self) -> tuple[float, float]:
+        """``(a, b)``; zeros before the first pass."""
+        weight, n, nn, t, nt = self.sums
+        if weight == 0:
+            return 0.0, 0.0
+        spread = nn / weight - (n / weight) ** 2
+        slope = max(0.0, (nt / weight - n * t / weight ** 2) / spread) if spread > 1e-6 else 0.0
+        fixed = t / weight - slope * n / weight
+        if fixed < 0:       # noise again: a pass over no rows cannot take less than nothing
+            fixed, slope = 0.0, nt / nn
+        return fixed, slope
+
+    def __call__(self, rows: float) -> float:
+        fixed, slope = self.line
+        return fixed + slope * rows
+
+
+def shares(drafted: Sequence[int], seconds: float, cost: AffineCost | None = None) -> ndarray:
+    """Each request's part of a target pass of ``seconds`` over one row each and their ``drafted`` rows, ``[B]``.
+
+    What the pass would take without drafts, by ``cost``, is split evenly; the rest by drafted tokens. Without a
+    cost that has learned something, everything is split evenly.
+    """
+    drafted, count = np.asarray(drafted, float), len(drafted)
+    total = drafted.sum()
+    if count == 0:
+        return np.zeros(0)
+    whole = cost(count + total) if cost is not None and total else 0.0
+    extra = seconds * (whole - cost(count)) / whole if whole > 0 else 0.0
+    return np.full(count, (seconds - extra) / count) + (extra * drafted / total if total else 0.0)

@@ -1,0 +1,24 @@
+"""Every policy by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spin_core.select.base import Selector
+from spin_core.select.fixed import Fixed
+from spin_core.select.random import Random
+
+_POLICIES: dict[str, type[Selector]] = {"random": Random}
+NAMES = (*_POLICIES, "fixed:ARM")
+
+
+def make(name: str, arms: Sequence[str], **options) -> Selector:
+    """The policy ``name`` over ``arms``, with its ``options``; "fixed:ARM" always takes ARM.
+
+    Raises ValueError for an unknown name, TypeError for an option that the policy does not have.
+    """
+    if name.startswith("fixed:"):
+        return Fixed(arms, name.removeprefix("fixed:"), **options)
+    if name not in _POLICIES:
+        raise ValueError(f"unknown selection policy {name!r}; known: {', '.join(NAMES)}")
+    return _POLICIES[name](arms, **options)
