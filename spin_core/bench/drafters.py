@@ -106,13 +106,13 @@ def _judge_ngram(family, answers: Answers) -> Judged:
     for i in range(len(answers.workloads)):
         prompt, text = answers.shard.sequence(i)
         start = int(answers.shard.starts[i]) + len(prompt) - 1
-        guesses = _proposals(prompt, text, 1)
+        guesses = proposals(prompt, text, 1)
         law = [(g[0], t) for t, g in enumerate(guesses) if g]
         p = [float((answers.states.hidden[start + t].float() @ head[token] - answers.states.log_z[start + t]).exp())
              for token, t in law]
         judged.alpha.append(sum(p) / len(text))
         judged.agreement.append(sum(text[t] == token for token, t in law) / len(text))
-        whole = _proposals(prompt, text, MAX_GAMMA)
+        whole = proposals(prompt, text, MAX_GAMMA)
         for gamma, chains in judged.chains.items():
             steps, at = [], 0
             while at < len(text):
@@ -124,7 +124,7 @@ def _judge_ngram(family, answers: Answers) -> Judged:
     return judged
 
 
-def _proposals(prompt: list[int], text: list[int], count: int) -> list[list[int]]:
+def proposals(prompt: list[int], text: list[int], count: int) -> list[list[int]]:
     """What prompt lookup proposes before each token of the answer."""
     drafter, request = NgramDrafter(), Request(prompt, SamplingParams(), slot=0)
     out = []
