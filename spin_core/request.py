@@ -83,7 +83,8 @@ class Request:
 
     ``prompt_ids`` and ``output_ids`` together are the committed sequence; nothing drafted is in it before the
     target has verified it. ``text`` is the decoded output, cut before the first stop string. ``gamma`` is how many
-    tokens to draft per step, ``drafter`` who drafts them; a selector may change both at any step.
+    tokens to draft per step, ``drafter`` who drafts them; a selector may change both at any step, unless the drafter
+    is ``pinned``: asked for by name.
     """
 
     prompt_ids: list[int]
@@ -97,6 +98,7 @@ class Request:
     error: str | None = None
     slot: int | None = None
     stop_ids: frozenset[int] = frozenset()
+    pinned: bool = False
 
     @property
     def ids(self) -> list[int]:
@@ -121,3 +123,7 @@ class Request:
         """The committed tokens from absolute index ``start`` on."""
         prompt = len(self.prompt_ids)
         return self.output_ids[start - prompt:] if start >= prompt else self.prompt_ids[start:] + self.output_ids
+
+    def snapshot(self) -> "Request":
+        """The request as it is now, for whoever reads it while it grows."""
+        return replace(self, output_ids=list(self.output_ids))

@@ -6,6 +6,7 @@ costs about a tenth of the products on a CPU), computed in one call and merged b
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,8 +22,11 @@ if TYPE_CHECKING:
     from spin_core.runtime.cache import SlotCache
 
 
-class Workspace:
-    """Buffers that outlive a layer. Fresh ones of this size would be mapped, and faulted in, at every layer."""
+class Workspace(threading.local):
+    """Buffers that outlive a layer. Fresh ones of this size would be mapped, and faulted in, at every layer.
+
+    Every thread has its own: two may run passes over different slots of one cache at the same time.
+    """
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}

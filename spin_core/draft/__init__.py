@@ -1,8 +1,11 @@
 """Drafters: who proposes the tokens that the target verifies."""
 
-from spin_core.draft.base import Draft, Drafter, NullDrafter
+from spin_core.draft.base import CaughtUp, Draft, Drafter, NullDrafter
+from spin_core.draft.composite import CompositeDrafter
 from spin_core.draft.fed import FedDrafter, FedLlama
 from spin_core.draft.model import ModelDrafter
 from spin_core.draft.ngram import NgramDrafter
+from spin_core.draft.table import DraftTable, TableDrafter
 
-__all__ = ["Draft", "Drafter", "FedDrafter", "FedLlama", "ModelDrafter", "NgramDrafter", "NullDrafter"]
+__all__ = ["CaughtUp", "CompositeDrafter", "Draft", "DraftTable", "Drafter", "FedDrafter", "FedLlama", "ModelDrafter",
+           "NgramDrafter", "NullDrafter", "TableDrafter"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -53,16 +54,39 @@ class Draft:
         return self.cu.diff()
 
 
+@dataclass
+class CaughtUp:
+    """What reading along brought for one request.
+
+    ``tokens``: how many were read. ``hits``: for the output tokens from absolute index ``first`` on, whether
+    the drafter would have proposed that token first, right behind the text before it; None where it would have proposed
+    nothing. For a greedy text that is whether the draft would have been accepted.
+    """
+
+    tokens: int = 0
+    first: int = 0
+    hits: list[bool | None] = field(default_factory=list)
+
+
+def never() -> bool:
+    """Nobody asks to stop."""
+    return False
+
+
 class Drafter(ABC):
     """Proposes tokens for requests. One instance serves all requests of one engine; it may keep state per slot.
 
     A drafter holds, per slot, some prefix of the request's committed sequence. Whatever is missing it reads at the
     next ``propose`` in one parallel pass. Starting a request, taking one over from another drafter, and catching
     up after every drafted token was accepted are therefore one and the same thing.
+
+    ``catch_up`` does the reading alone, ahead of time. It may run in another thread beside ``propose`` and
+    ``rollback`` for other slots: what it touches belongs to its requests' slots.
     """
 
     name: str
     max_context: int
+    reads_along: int = 16       # missing tokens that make a ``propose`` hardly dearer: no need to catch up first
 
     @abstractmethod
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
@@ -71,12 +95,20 @@ class Drafter(ABC):
     def rollback(self, slot: int, length: int) -> None:
         """Forget everything beyond ``length`` tokens of the request in ``slot``; 0 forgets the request."""
 
+    def missing(self, request: Request) -> int:
+        """How many committed tokens a catch-up would read: all that this drafter has not, but the last."""
+        return 0
+
+    def catch_up(self, requests: list[Request], stopped: Callable[[], bool] = never) -> list[CaughtUp]:
+        """Read what is missing of each request, without drafting. Ends early, at a whole token, once ``stopped()``."""
+        return [CaughtUp() for _ in requests]
+
 
 class NullDrafter(Drafter):
     """Proposes nothing: the engine then decodes plainly, one token per step."""
 
     name = "none"
-    max_context = 2**31
+    max_context = reads_along = 2**31
 
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
         return Draft.empty(len(requests))

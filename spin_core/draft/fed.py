@@ -62,6 +62,10 @@ class FedDrafter(ModelDrafter):
             self.runner.cache.truncate(request.slot, request.length)
         return draft
 
+    def missing(self, request: Request) -> int:
+        # before the first token the target may not have read the prompt yet: there is nothing to feed on
+        return super().missing(request) if request.output_ids else 0
+
     def _feed(self, slots: list[int], counts: list[int]) -> dict[str, Tensor]:
         """The states before each of ``counts[b]`` tokens: the target's, or behind its text the drafter's own."""
         before = []

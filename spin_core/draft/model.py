@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from spin_core.draft.base import Draft, Drafter
+from spin_core.draft.base import CaughtUp, Draft, Drafter, never
 from spin_core.randomness import DRAFT, race
 from spin_core.request import Request
 from spin_core.runtime import ModelRunner
 from spin_core.sampling import SamplingBatch, probabilities
+
+
+CHUNK = 256     # tokens per pass of a catch-up: long prompts do not keep others waiting
 
 
 class ModelDrafter(Drafter):
@@ -56,6 +61,43 @@ class ModelDrafter(Drafter):
 
     def rollback(self, slot: int, length: int) -> None:
         self.runner.cache.truncate(slot, length)
+
+    def missing(self, request: Request) -> int:
+        if request.length > self.max_context:
+            return 0                        # it cannot read this text any more, and will not draft
+        return max(0, request.length - 1 - self.runner.cache.lengths[request.slot])
+
+    def catch_up(self, requests: list[Request], stopped: Callable[[], bool] = never) -> list[CaughtUp]:
+        """One pass over the missing text of all requests together, or one for every CHUNK tokens of it.
+
+        The last token stays unread: a draft needs its logits, and reads it.
+        """
+        out = [CaughtUp(0, max(len(r.prompt_ids), self.runner.cache.lengths[r.slot] + 1)) for r in requests]
+        while not stopped():
+            slots, counts, tokens, rows, wanted, readers = [], [], [], [], [], []
+            for request, found in zip(requests, out):
+                count = min(self.missing(request), CHUNK - len(tokens))
+                if count <= 0:
+                    continue
+                start = self.runner.cache.lengths[request.slot]
+                ahead = request.tail(start)[:count + 1]     # behind token i stands token i + 1
+                scored = range(max(start, len(request.prompt_ids) - 1), start + count)
+                rows += [len(tokens) + i - start for i in scored]
+                wanted += [ahead[i + 1 - start] for i in scored]
+                readers.append((found, count, len(scored)))
+                slots.append(request.slot)
+                counts.append(count)
+                tokens += ahead[:-1]
+            if not slots:
+                break
+            logits = self.runner.forward(slots, counts, tokens, rows, **self._feed(slots, counts))
+            peak, best = logits.max(-1)
+            right = (best if self.ids is None else self.ids[best]) == torch.tensor(wanted, device=logits.device)
+            hits = iter((right & peak.isfinite()).tolist())
+            for found, count, scored in readers:
+                found.tokens += count
+                found.hits += [next(hits) for _ in range(scored)]
+        return out
 
     def _read(self, requests: list[Request], alive: list[int]) -> Tensor:
         """Read what is missing of each committed sequence, in one pass; logits behind its last token ``[A, Vd]``."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from spin_core.draft.base import Draft, Drafter
+from collections.abc import Callable
+
+from spin_core.draft.base import CaughtUp, Draft, Drafter, never
 from spin_core.request import Request
 
 
@@ -14,7 +16,7 @@ class NgramDrafter(Drafter):
     """
 
     name = "ngram"
-    max_context = 2**31
+    max_context = reads_along = 2**31
 
     def __init__(self, longest: int = 3, shortest: int = 2) -> None:
         if not 1 <= shortest <= longest:
@@ -26,13 +28,38 @@ class NgramDrafter(Drafter):
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
         return Draft.one_hot([self._lookup(r, count) if count else [] for r, count in zip(requests, counts)])
 
+    def missing(self, request: Request) -> int:
+        return max(0, request.length - 1 - len(self.index.get(request.slot, ([],))[0]))
+
+    def catch_up(self, requests: list[Request], stopped: Callable[[], bool] = never) -> list[CaughtUp]:
+        return [self._read(r, r.length - 1) for r in requests]
+
     def _lookup(self, request: Request, count: int) -> list[int]:
-        seen, following = self.index.setdefault(request.slot, ([], {}))
-        for token in request.tail(len(seen)):
+        self._read(request, request.length)
+        return self._continuation(request.slot, count)
+
+    def _text(self, slot: int) -> tuple[list[int], dict[tuple[int, ...], int]]:
+        return self.index.setdefault(slot, ([], {}))
+
+    def _read(self, request: Request, length: int) -> CaughtUp:
+        """Index the committed sequence up to ``length`` tokens."""
+        seen, following = self._text(request.slot)
+        prompt = len(request.prompt_ids)
+        found = CaughtUp(0, max(prompt, len(seen)))
+        for token in request.tail(len(seen))[:max(0, length - len(seen))]:
+            if len(seen) >= prompt:
+                guess = self._continuation(request.slot, 1)
+                found.hits.append(guess == [token] if guess else None)
             for n in self.sizes:
                 if len(seen) >= n:
                     following[tuple(seen[-n:])] = len(seen)
             seen.append(token)
+            found.tokens += 1
+        return found
+
+    def _continuation(self, slot: int, count: int) -> list[int]:
+        """At most ``count`` tokens that followed the latest occurrence of the text's longest known suffix."""
+        seen, following = self._text(slot)
         for n in self.sizes:
             start = following.get(tuple(seen[-n:]))
             if start is not None:

@@ -1,0 +1,100 @@
+"""Drafting from a table of the target's habits: what has it usually said behind these few tokens?
+
+Prompt lookup knows this request's text; a table knows what the target says whatever the request: "Here are some",
+"It is important to". It is made once from the target's own answers (:mod:`spin_core.distill.table`), as REST keeps a
+datastore of text (He et al., arXiv 2311.08252) and token recycling the followers of each token (Luo et al., arXiv
+2408.08696). A draft is a few bisections: the cheapest there is.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from spin_core.draft.base import CaughtUp, Draft, Drafter, never
+from spin_core.request import Request
+
+LONGEST = 3     # tokens of context
+
+
+@dataclass
+class DraftTable:
+    """A table before it is attached to an engine, E entries.
+
+    ``contexts [E]`` int64, ascending keys (:func:`key`) of one to three tokens; ``followers [E]`` int32, the id that
+    most often came next. Contexts behind which nothing is usual have no entry.
+    """
+
+    name: str
+    contexts: Tensor
+    followers: Tensor
+    vocab_size: int
+    description: str = ""
+
+
+def key(context: Sequence[int], vocab_size: int) -> int:
+    """A number for a context: digits ``id + 1`` in base ``vocab_size + 1``, so no two contexts share one, whatever
+    their lengths. Three ids of a vocabulary of 49,152 take 47 bits."""
+    number = 0
+    for token in context:
+        number = number * (vocab_size + 1) + token + 1
+    return number
+
+
+class TableDrafter(Drafter):
+    """Proposes the usual follower of the longest known context, again and again while there is one.
+
+    One-hot; the last three tokens determine it, so it keeps nothing of a request but how far it was scored.
+    """
+
+    max_context = reads_along = 2**31
+
+    def __init__(self, table: DraftTable) -> None:
+        self.name, self.vocab_size = table.name, table.vocab_size
+        # arrays, not tensors: bisecting takes a microsecond, asking a tensor for one element as long
+        self.contexts = array("q", table.contexts.numpy().astype("int64").tobytes())
+        self.followers = array("i", table.followers.numpy().astype("int32").tobytes())
+        self.scored: dict[int, int] = {}        # per slot, how many tokens of its text have been read along
+
+    def propose(self, requests: list[Request], counts: list[int]) -> Draft:
+        return Draft.one_hot([self.continuation(r.tail(max(0, r.length - LONGEST)), count) if count else []
+                              for r, count in zip(requests, counts)])
+
+    def continuation(self, ids: list[int], count: int) -> list[int]:
+        """At most ``count`` tokens behind ``ids``."""
+        drafted: list[int] = []
+        recent = list(ids[-LONGEST:])
+        while len(drafted) < count and (token := self._follower(recent)) is not None:
+            drafted.append(token)
+            recent = [*recent, token][-LONGEST:]
+        return drafted
+
+    def _follower(self, recent: list[int]) -> int | None:
+        for length in range(len(recent), 0, -1):
+            wanted = key(recent[-length:], self.vocab_size)
+            at = bisect_left(self.contexts, wanted)
+            if at < len(self.contexts) and self.contexts[at] == wanted:
+                return self.followers[at]
+        return None
+
+    def missing(self, request: Request) -> int:
+        return max(0, request.length - max(self.scored.get(request.slot, 0), len(request.prompt_ids)))
+
+    def catch_up(self, requests: list[Request], stopped: Callable[[], bool] = never) -> list[CaughtUp]:
+        """Nothing needs to be read; but what it would have said can be told."""
+        return [self._score(r) for r in requests]
+
+    def _score(self, request: Request) -> CaughtUp:
+        missing = self.missing(request)
+        ids, prompt = request.ids, request.length - missing
+        guesses = [self.continuation(ids[max(0, t - LONGEST):t], 1) for t in range(prompt, request.length)]
+        self.scored[request.slot] = request.length
+        return CaughtUp(0, prompt, [g == [ids[prompt + i]] if g else None for i, g in enumerate(guesses)])
+
+    def rollback(self, slot: int, length: int) -> None:
+        if length == 0:
+            self.scored.pop(slot, None)
