@@ -1,8 +1,6 @@
 """Fit a drafter to the target's law: AdamW, warm-up and linear decay, checkpoints that resume exactly.
 
-Loss per position, with p the target's law on the draft vocabulary (its true, unnormalised part) and q the drafter's:
-.5 CE(p, q) + .5 (-sum min(p, q)), distillation and acceptance in equal parts (SPIRe, arXiv 2504.06419). A fed
-drafter is unrolled (:mod:`unroll`) and each further depth counts .8 of the one before.
+The loss is :mod:`loss`. A fed drafter is unrolled (:mod:`unroll`) and each further depth counts .8 of the one before.
 """
 
 from __future__ import annotations
@@ -15,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from spin_core.distill.corpus import Shard
 from spin_core.distill.drafters import Recipe, own_parameters, prune
 from spin_core.distill.evaluate import score, tokens_per_verification
+from spin_core.distill.loss import law_loss
 from spin_core.distill.states import States
 from spin_core.distill.unroll import NAME, unroll
 
@@ -78,23 +76,16 @@ class Data:
 def loss(model, recipe: Recipe, head: Tensor, batch: tuple[Tensor, ...]) -> Tensor:
     """The mean loss of a batch. ``head [Vd, d]``: the target's rows of the draft vocabulary."""
     tokens, hidden, log_z, deciding, prompts = batch
-    bodies = unroll(model, tokens, hidden.to(head.dtype), recipe.depth)
-    with torch.no_grad():
-        log_p = (hidden[deciding].to(head.dtype) @ head.T).float() - log_z[deciding, None]
-        p = log_p.exp()
+    bodies = unroll(model, tokens, hidden.to(model.dtype), recipe.depth)
     offset = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)[deciding]
     begins = (prompts[:, None].expand_as(tokens)[deciding] - 1)
-    total, weight_sum = 0.0, 0.0
+    total = 0.0
     for depth, body in enumerate(bodies):
         # a chain starts behind the prompt at the earliest, so early positions have no deep drafts
         weight = (offset - begins >= depth).float()
-        log_q = F.log_softmax(model.lm_head(body[deciding]).float(), -1)
-        cross_entropy = -(p * log_q).sum(-1)
-        overlap = torch.minimum(p, log_q.exp()).sum(-1)
-        share = DEPTH_WEIGHT ** depth
-        total = total + share * (weight * (.5 * cross_entropy - .5 * overlap)).sum() / weight.sum().clamp(min=1)
-        weight_sum += share
-    return total / weight_sum
+        weight *= DEPTH_WEIGHT ** depth / weight.sum().clamp(min=1)
+        total = total + law_loss(body[deciding], head, hidden[deciding], log_z[deciding], weight)
+    return total / sum(DEPTH_WEIGHT ** depth for depth in range(len(bodies)))
 
 
 def train(target: PreTrainedModel, recipe: Recipe, ids: Tensor, data: Data, held: tuple[Shard, States], folder: Path,
@@ -125,7 +116,7 @@ def train(target: PreTrainedModel, recipe: Recipe, ids: Tensor, data: Data, held
         optimizer.load_state_dict(state["optimizer"])
         step, steps, log, spent = state["step"], settings.steps or state["steps"], state["log"], state["seconds"]
         tell(f"resuming at step {step} of {steps}")
-    head = model.lm_head.weight
+    head = model.lm_head.weight.to(settings.autocast or model.dtype)
     model.train()
     batches: list[Tensor] = []
     per_epoch = len(data.order(0, settings.batch, settings.seed))

@@ -15,6 +15,7 @@ from spin_core.distill.decode import BatchDecoder
 from spin_core.distill.drafters import Recipe, draft_vocabulary, own_parameters, prune
 from spin_core.distill.evaluate import chain, score, tokens_per_verification
 from spin_core.distill.generate import generate
+from spin_core.distill.loss import CHUNK, law_loss
 from spin_core.distill.prompts import PromptWriter
 from spin_core.distill.states import compute
 from spin_core.distill.unroll import NAME, unroll
@@ -259,3 +260,22 @@ def test_a_drafter_may_begin_as_another(made, family, tmp_path):
     plain = load_file(made / "plain" / "plain.safetensors")
     assert not later.pop("fuse.weight")[:, :32].any()           # columns that read states
     assert later.keys() == plain.keys() and all(torch.equal(later[k], plain[k]) for k in plain)
+
+
+def test_the_fused_loss_and_its_gradient_are_those_of_its_definition():
+    generator = torch.Generator().manual_seed(3)
+    positions, size, vocab = 2 * CHUNK + 5, 6, 11
+    body, hidden = (torch.randn(positions, size, generator=generator, dtype=torch.float64) for _ in range(2))
+    head = torch.randn(vocab, size, generator=generator, dtype=torch.float64)
+    log_z = (hidden @ head.T).logsumexp(-1) + .3            # some of the target's mass lies outside the draft vocabulary
+    weight = torch.rand(positions, generator=generator, dtype=torch.float64)
+    fused, plain = (body.clone().requires_grad_(True) for _ in range(2))
+    value = law_loss(fused, head, hidden, log_z, weight)
+    value.backward()
+    p = (hidden @ head.T - log_z[:, None]).exp()
+    log_q = (plain @ head.T).log_softmax(-1)
+    each = -.5 * (p * log_q).sum(-1) - .5 * torch.minimum(p, log_q.exp()).sum(-1)
+    expected = (weight * each).sum()
+    expected.backward()
+    torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(fused.grad, plain.grad, rtol=1e-4, atol=1e-6)
