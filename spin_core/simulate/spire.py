@@ -1,0 +1,138 @@
+"""SPIRe's throughput model: what speculation gains when batches are large and texts are long (arXiv 2504.06419).
+
+A pass takes as long as its arithmetic or its memory traffic, whichever is longer. Both are counted in FLOP: traffic in
+bytes times the hardware's operational intensity ``HOI``, the FLOP that the hardware can do while it moves one byte.
+Everything is stored in one byte per value. With N parameters outside the embedding, batch B and context L:
+
+    C = 2 N B                                   arithmetic of one token for everybody
+    KV = 2 B L layers kv_heads head_dim         bytes of keys and values
+    T(k) = max(k C, (N + KV) HOI)               a pass over k tokens per request
+    multiplier = tau / [(k T_draft(1) + T_target(k + 1)) / T_target(1)]
+
+tau is the number of tokens per verification. All three systems draft k tokens: a small model with full attention
+("vanilla"), the target itself with sparse attention (MagicDec), and SPIRe: a few of the target's layers with sparse
+attention and a feedback memory. Every number called published is from the paper; what it leaves open is said here:
+
+* the 70B extrapolation keeps B = 64 and the tau measured at L = 512, drafts with Llama 3 8B ("vanilla") and with a
+  quarter of the target's layers (SPIRe). These are our readings; they reproduce the printed digits.
+* the printed plots let a sparse draft see 1 + L // 8 positions, the text speaks of 1 + 64. At L = 512 both are the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+HOI = 600.0         # FLOP per byte, about an H100's with 8-bit numbers
+DRAFTED = 4         # k
+SINK, WINDOW = 1, 64
+
+
+@dataclass(frozen=True)
+class Body:
+    """A transformer without embedding and head. ``heads`` query heads, ``kv_heads`` key and value heads."""
+
+    layers: int
+    width: int
+    head_dim: int
+    ffn: int
+    heads: int = 8
+    kv_heads: int = 8
+
+    @property
+    def parameters(self) -> int:
+        """N: two norms, query, key, value and output projections, and a gated feed-forward network per layer."""
+        attention = (2 * self.heads + 2 * self.kv_heads) * self.width * self.head_dim
+        return self.layers * (2 * self.width + attention + 3 * self.width * self.ffn)
+
+    def kv_bytes(self, batch: int, context: int) -> int:
+        """Bytes of keys and values of ``batch`` requests that each see ``context`` positions."""
+        return 2 * batch * context * self.layers * self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class System:
+    """A way to draft: which ``body``, over which part of the context, and the ``tau`` published for context lengths.
+
+    ``memory``: the draft writes and reads a feedback memory, which costs two more projections per layer and token.
+    """
+
+    name: str
+    body: Body
+    sparse: bool
+    tau: dict[int, float]
+    memory: bool = False
+
+    def flop(self, batch: int) -> float:
+        """C_d: one drafted token for every request of the batch."""
+        own = self.body
+        feedback = 2 * own.layers * own.kv_heads * own.width * own.head_dim if self.memory else 0
+        return 2 * batch * (own.parameters + feedback)
+
+    def span(self, context: int, window: int | None = None) -> int:
+        """Positions that a draft sees: all, a sink and an eighth of them, or a sink and a fixed ``window``."""
+        if not self.sparse:
+            return context
+        return SINK + (context // 8 if window is None else window)
+
+
+TARGET = Body(8, 512, 128, 4096)
+VANILLA = System("vanilla", Body(4, 256, 64, 2048), False, {256: 2.637, 512: 2.647, 960: 2.644})
+MAGICDEC = System("MagicDec", TARGET, True, {256: 4.005, 512: 3.891, 960: 3.793})
+SPIRE = System("SPIRe", Body(2, 512, 128, 4096), True, {256: 3.427, 512: 3.401, 960: 3.382}, memory=True)
+SYSTEMS = (VANILLA, MAGICDEC, SPIRE)
+
+TARGET_70B = Body(80, 8192, 128, 28672, heads=64)       # Llama 3 70B
+SYSTEMS_70B = (System("vanilla", Body(32, 4096, 128, 14336, heads=32), False, VANILLA.tau),     # Llama 3 8B
+               System("MagicDec", TARGET_70B, True, MAGICDEC.tau),
+               System("SPIRe", Body(20, 8192, 128, 28672, heads=64), True, SPIRE.tau, memory=True))
+
+PUBLISHED = {"vanilla": 1.36, "MagicDec": 2.05, "SPIRe": 2.78}             # B = 64, L = 512
+PUBLISHED_70B = {"vanilla": 1.06, "MagicDec": 2.14, "SPIRe": 2.82}         # L = 65,536
+
+# SPIRe without one of its parts, at L = 512: the published tau, and whether the cost changes too. The paper did not
+# measure tau without the sparse cache; it assumes that of the whole.
+ABLATION = {
+    "SPIRe": (3.401, SPIRE),
+    "no sparse KV cache": (3.401, System("dense", SPIRE.body, False, {}, memory=True)),
+    "random initialisation": (3.105, SPIRE),
+    "hard-target loss": (3.069, SPIRE),
+    "distillation only": (3.375, SPIRE),
+    "no feedback memory": (3.352, System("no memory", SPIRE.body, True, {})),
+    "also no target activations": (2.959, System("no memory", SPIRE.body, True, {})),
+}
+
+
+def multiplier(system: System, batch: int, context: int, *, target: Body = TARGET, tau: float | None = None,
+               drafted: int = DRAFTED, hoi: float = HOI, window: int | None = None) -> float:
+    """Throughput over plain decoding. ``tau`` defaults to the published one of the nearest context length.
+
+    ``window`` fixes how far a sparse draft looks back; None is an eighth of the context, as in the published plots.
+    Raises ValueError for numbers that cannot be.
+    """
+    if min(batch, context, drafted) < 1 or hoi <= 0 or window is not None and window < 0:
+        raise ValueError(f"multiplier: batch {batch}, context {context} and drafted {drafted} must be at least 1, "
+                         f"hoi {hoi} above 0, window {window} not below 0")
+    if tau is None:
+        tau = system.tau[min(system.tau, key=lambda length: abs(length - context))]
+    return tau / cost_ratio(system, batch, context, target=target, drafted=drafted, hoi=hoi, window=window)
+
+
+def cost_ratio(system: System, batch: int, context: int, *, target: Body = TARGET, drafted: int = DRAFTED,
+               hoi: float = HOI, window: int | None = None) -> float:
+    """Delta t: a step of drafting and verifying over a step of plain decoding."""
+    flop = 2 * target.parameters * batch
+    traffic = (target.parameters + target.kv_bytes(batch, context)) * hoi
+    span = system.span(context, window)
+    draft = max(system.flop(batch), (system.body.parameters + system.body.kv_bytes(batch, span)) * hoi)
+    return (drafted * draft + max((drafted + 1) * flop, traffic)) / max(flop, traffic)
+
+
+def window_ratio(context: int, *, batch: int = 64, window: int | None = WINDOW) -> float:
+    """SPIRe over MagicDec at the tau of L = 512: what is left of the lead when ``window`` is fixed."""
+    one, other = (multiplier(s, batch, context, tau=s.tau[512], window=window) for s in (SPIRE, MAGICDEC))
+    return one / other
+
+
+def ablation(batch: int = 64, context: int = 512) -> dict[str, tuple[float, float]]:
+    """For every rung: the published tau and the modelled multiplier."""
+    return {name: (tau, multiplier(system, batch, context, tau=tau)) for name, (tau, system) in ABLATION.items()}
