@@ -108,13 +108,14 @@ def train(target: PreTrainedModel, recipe: Recipe, ids: Tensor, data: Data, held
     optimizer = torch.optim.AdamW(parameters.values(), lr=recipe.rate, betas=(.9, .95), weight_decay=.01,
                                   fused=device.type == "cuda")
     path = folder / "checkpoint.pt"
-    step, steps, log, spent = 0, settings.steps, [], 0.0
+    step, steps, log, spent, trained = 0, settings.steps, [], 0.0, 0
     if path.exists():
         state = torch.load(path, map_location=device, weights_only=True)
         for name, parameter in parameters.items():
             parameter.data.copy_(state["parameters"][name])
         optimizer.load_state_dict(state["optimizer"])
         step, steps, log, spent = state["step"], settings.steps or state["steps"], state["log"], state["seconds"]
+        trained = state["tokens"]
         tell(f"resuming at step {step} of {steps}")
     head = model.lm_head.weight.to(settings.autocast or model.dtype)
     model.train()
@@ -134,8 +135,10 @@ def train(target: PreTrainedModel, recipe: Recipe, ids: Tensor, data: Data, held
         rate = recipe.rate * _schedule(step, steps)
         for group in optimizer.param_groups:
             group["lr"] = rate
+        batch = data.gather(batches[at])
+        trained += int(batch[3].sum())
         with autocast():
-            value = loss(model, recipe, head, data.gather(batches[at]))
+            value = loss(model, recipe, head, batch)
         value.backward()
         torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
         optimizer.step()
@@ -146,7 +149,7 @@ def train(target: PreTrainedModel, recipe: Recipe, ids: Tensor, data: Data, held
             model.eval()
             scores = score(model, ids.to(device), target, *held)
             model.train()
-            entry = {"step": step, "loss": float(torch.stack(running).mean()), "rate": rate,
+            entry = {"step": step, "tokens": trained, "loss": float(torch.stack(running).mean()), "rate": rate,
                      "held_out_tokens_per_verification": tokens_per_verification(scores, 4),
                      "held_out_agreement": _mean([h for s in scores for h in s.hits[0]]),
                      "held_out_overlap": _mean([o for s in scores for o in s.overlap]),
@@ -156,8 +159,8 @@ def train(target: PreTrainedModel, recipe: Recipe, ids: Tensor, data: Data, held
             tell(_bar(entry, steps, per_epoch))
         if time.time() - saved > settings.checkpoint_seconds and steps is not None:
             saved = time.time()
-            _checkpoint(path, parameters, optimizer, step, steps, log, spent + saved - began)
-    _checkpoint(path, parameters, optimizer, step, steps, log, spent + time.time() - began)
+            _checkpoint(path, parameters, optimizer, step, steps, log, spent + saved - began, trained)
+    _checkpoint(path, parameters, optimizer, step, steps, log, spent + time.time() - began, trained)
     return model.eval(), log
 
 
@@ -170,11 +173,12 @@ def _schedule(step: int, steps: int | None) -> float:
 
 
 def _checkpoint(path: Path, parameters, optimizer, step: int, steps: int | None, log: list[dict],
-                seconds: float) -> None:
+                seconds: float, trained: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     torch.save({"parameters": {n: p.detach() for n, p in parameters.items()}, "optimizer": optimizer.state_dict(),
-                "step": step, "steps": steps, "log": log, "seconds": seconds}, partial)
+                "step": step, "steps": steps, "log": log, "seconds": seconds,
+                "tokens": trained}, partial)
     os.replace(partial, path)
 
 

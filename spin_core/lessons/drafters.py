@@ -1,0 +1,74 @@
+"""The lesson on drafters: what training did, what a draft vocabulary covers, what fed states are worth."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from spin_core.distill.command import distill, divide, load
+from spin_core.distill.corpus import Shard
+from spin_core.distill.drafters import RECIPES, draft_vocabulary, prune
+from spin_core.distill.evaluate import Scores, score, tokens_per_verification
+from spin_core.distill.states import States
+
+Curve = tuple[list[float], list[float]]
+
+
+def shipped_curves() -> dict[str, Curve]:
+    """Tokens trained on, and tokens per verification on held-out answers, from the logs beside the shipped weights."""
+    from spin_core import zoo
+
+    out = {}
+    for path in sorted(Path(zoo.__file__).with_name("drafters").glob("*.json")):
+        log = [entry for entry in json.loads(path.read_text()).get("log", []) if "tokens" in entry]
+        if log:
+            out[path.stem] = [e["tokens"] for e in log], [e["held_out_tokens_per_verification"] for e in log]
+    return out
+
+
+def small_run(family, name: str, folder: Path, *, answer_tokens: int, steps: int, shard: int = 32,
+              train_prompts=None) -> Curve:
+    """The whole recipe in small: data, states, training. The curve begins with the drafter pruned and not trained."""
+    distill(family, {name: RECIPES[name]}, folder, budget=3600, answer_tokens=answer_tokens, shard_size=shard,
+            train_prompts=train_prompts, settings={"batch": 8, "steps": steps, "evaluations": 3})
+    (train_set, _), held = divide(*load(folder / "data"))
+    ids = draft_vocabulary(train_set, RECIPES[name].vocab, family.vocab_size, family.stop_ids)
+    untrained = tokens_per_verification(score(prune(family.target, RECIPES[name], ids).eval(), ids, family.target, *held), 4)
+    log = json.loads((folder / name / f"{name}.json").read_text())["log"]
+    return ([0, *(e["tokens"] for e in log)], [untrained, *(e["held_out_tokens_per_verification"] for e in log)])
+
+
+def coverage(text: Shard, sizes: Sequence[int], vocab_size: int) -> list[float]:
+    """Which share of answer tokens lies in the ``sizes`` most frequent ids, ranked on one half of the answers and
+    counted on the other, so that no token ranks itself."""
+    halves = [text.take(torch.arange(start, len(text.lengths), 2)) for start in (0, 1)]
+    ranks, counts = ([_answer_counts(half, vocab_size) for half in order] for order in (halves, halves[::-1]))
+    shares = []
+    for size in sizes:
+        hits = [float(count[rank.argsort(descending=True, stable=True)[:size]].sum() / count.sum())
+                for rank, count in zip(ranks, counts)]
+        shares.append(float(np.mean(hits)))
+    return shares
+
+
+def _answer_counts(text: Shard, vocab_size: int) -> torch.Tensor:
+    ids = [t for i in range(len(text.lengths)) for t in text.sequence(i)[1]]
+    return torch.bincount(torch.tensor(ids), minlength=vocab_size)
+
+
+def agreement_by_place(scores: Sequence[Scores], places: int) -> list[float]:
+    """How often the drafter's favourite is the target's token, at each place of a draft behind right tokens."""
+    return [float(np.mean([hit for s in scores for hit in s.hits[min(place, len(s.hits) - 1)][place:]]))
+            for place in range(places)]
+
+
+def unfed(states: States) -> States:
+    """The same without what the target knew: what a fed drafter does when it is starved."""
+    return States(torch.zeros_like(states.hidden), states.log_z)
+
+
+__all__ = ["agreement_by_place", "coverage", "shipped_curves", "small_run", "unfed"]
