@@ -1,0 +1,209 @@
+"""Executors: how the two stages of a flight are run. The same results from each; only the clock differs.
+
+A *flight* is one group's way through both stages: ``draft()``, then ``verify(what it returned)``. Flights are launched
+in order, each stage serves them in that order, one at a time. :class:`Sequential` runs a flight to its end as soon as
+it is launched; :class:`Threads` gives each stage a thread, so that one flight is verified while the next is drafted;
+:class:`CudaStreams` moreover gives each thread a CUDA stream. An executor has one owner: the thread that launches.
+
+What is known of threads and torch on a CPU (``python -m spin_core bench pipeline`` measures the first point):
+
+* torch releases Python's interpreter lock inside its operators, so two threads compute side by side. Between operators
+  they take turns: of operators that last microseconds nothing is gained.
+* ``torch.set_num_threads`` holds for the calling thread alone in builds with OpenMP, which the published ones are. A
+  new thread starts with the number that was set last by anyone, so every worker sets its own share when it starts.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any
+
+import torch
+
+from spin_core.pipeline.schedule import DRAFT, STAGES, VERIFY, Span
+
+LIMIT = 600.0           # seconds that a wait may take
+
+
+class StageTimeout(RuntimeError):
+    """A stage did not finish within the limit."""
+
+
+class Flight:
+    """A group under way. ``spans`` get the time of each stage when it ends, on the clock of ``time.perf_counter``."""
+
+    def __init__(self, executor: "Executor", group: int, number: int) -> None:
+        self.executor, self.group, self.number = executor, group, number
+        self.spans: list[Span] = []
+        self.drafted: Future = Future()
+        self.verified: Future = Future()
+        self.ends: dict[str, torch.cuda.Event] = {}     # on CUDA, the end of each stage
+
+    @property
+    def landed(self) -> bool:
+        """Is the result there?"""
+        return self.verified.done()
+
+    def result(self) -> Any:
+        """What ``verify`` returned; waits for it. Raises what a stage raised, or StageTimeout after the limit."""
+        value = self._wait(self.verified, "verified")
+        self.executor._landed(self)
+        return value
+
+    def draft(self, call: Callable[[], Any]) -> None:
+        """Run the first stage, here and now."""
+        self._run(DRAFT, call, self.drafted)
+
+    def verify(self, call: Callable[[Any], Any]) -> None:
+        """Wait for the first stage and run the second."""
+        try:
+            draft = self._wait(self.drafted, "drafted")
+        except BaseException as error:
+            self.verified.set_exception(error)
+        else:
+            self._run(VERIFY, lambda: call(draft), self.verified)
+
+    def _run(self, stage: str, call: Callable[[], Any], outcome: Future) -> None:
+        start, value, failure = time.perf_counter(), None, None
+        try:
+            value = call()
+        except BaseException as error:      # it belongs to the owner, who will ask for the result; a worker lives on
+            failure = error
+        self.spans.append(Span(stage, self.group, self.number, start, time.perf_counter()))
+        outcome.set_exception(failure) if failure else outcome.set_result(value)
+
+    def _wait(self, outcome: Future, what: str) -> Any:
+        try:
+            return outcome.result(self.executor.limit)
+        except FutureTimeout:
+            if outcome.done():              # a timeout of the stage's own
+                raise
+            raise StageTimeout(f"group {self.group} was not {what} within {self.executor.limit:g} s") from None
+
+
+class Executor(ABC):
+    """Runs flights. ``limit`` bounds every wait, in seconds. Close it, or use it as a context."""
+
+    def __init__(self, limit: float = LIMIT) -> None:
+        self.limit = limit
+        self._numbers: dict[int, int] = {}      # per group, the number of its next flight
+
+    def launch(self, draft: Callable[[], Any], verify: Callable[[Any], Any], group: int = 0) -> Flight:
+        """Start a flight. The group's last one must have landed: a draft continues what was committed then."""
+        number = self._numbers.get(group, 0)
+        self._numbers[group] = number + 1
+        flight = Flight(self, group, number)
+        self._start(flight, draft, verify)
+        return flight
+
+    @abstractmethod
+    def _start(self, flight: Flight, draft: Callable[[], Any], verify: Callable[[Any], Any]) -> None:
+        """Run both stages of the flight, or see to it that they are run."""
+
+    def _landed(self, flight: Flight) -> None:
+        """The owner has the flight's result in hand."""
+
+    def close(self) -> None:
+        """Let go of the threads. What is under way ends in its own time."""
+
+    def __enter__(self) -> "Executor":
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.close()
+
+
+class Sequential(Executor):
+    """One thing after the other, in the owner's thread."""
+
+    def _start(self, flight: Flight, draft: Callable[[], Any], verify: Callable[[Any], Any]) -> None:
+        flight.draft(draft)
+        flight.verify(verify)
+
+
+class Threads(Executor):
+    """A thread per stage, with ``shares`` (draft, verify) of the cores; by default :func:`core_shares`."""
+
+    def __init__(self, shares: tuple[int, int] | None = None, limit: float = LIMIT) -> None:
+        super().__init__(limit)
+        self.shares = dict(zip(STAGES, shares or core_shares()))
+        if min(self.shares.values()) < 1:
+            raise ValueError(f"Threads: every stage needs a core, got {shares}")
+        self._lanes = {stage: ThreadPoolExecutor(1, f"spin-{stage}", self._begin, (stage,)) for stage in STAGES}
+
+    def _begin(self, stage: str) -> None:
+        """What a stage's thread does first."""
+        torch.set_num_threads(self.shares[stage])
+
+    def _start(self, flight: Flight, draft: Callable[[], Any], verify: Callable[[Any], Any]) -> None:
+        self._lanes[DRAFT].submit(flight.draft, draft)
+        self._lanes[VERIFY].submit(flight.verify, verify)
+
+    def close(self) -> None:
+        for lane in self._lanes.values():
+            lane.shutdown(wait=False)
+
+
+class CudaStreams(Threads):
+    """:class:`Threads` whose stages compute on CUDA streams of their own.
+
+    Streams alone would not do: a drafter asks the device after every token whether it still makes sense, and who waits
+    for an answer launches nothing. With a thread per stage only that stage waits.
+
+    ``device`` is the target's, ``draft_device`` the drafters' where they have one of their own. Events keep the order
+    between streams: verifying waits for its draft; the owner's stream for the verdict it takes
+    (:meth:`Flight.result`); drafting for what the owner's stream held at launch, and so for the group's last verdict.
+
+    Raises RuntimeError without CUDA; :func:`make_executor` takes threads then.
+    """
+
+    def __init__(self, device: torch.device | str = "cuda", draft_device: torch.device | str | None = None,
+                 limit: float = LIMIT) -> None:
+        if not torch.cuda.is_available():
+            raise RuntimeError("CudaStreams: this torch sees no CUDA device")
+        self.devices = {DRAFT: torch.device(draft_device or device), VERIFY: torch.device(device)}
+        super().__init__(None, limit)
+
+    def _begin(self, stage: str) -> None:
+        super()._begin(stage)
+        torch.cuda.set_device(self.devices[stage])
+        torch.cuda.set_stream(torch.cuda.Stream(self.devices[stage]))
+
+    def _start(self, flight: Flight, draft: Callable[[], Any], verify: Callable[[Any], Any]) -> None:
+        ready = [torch.cuda.current_stream(device).record_event() for device in set(self.devices.values())]
+
+        def run(stage: str, call: Callable, *args: Any) -> Any:
+            stream = torch.cuda.current_stream(self.devices[stage])
+            for event in [*ready, *flight.ends.values()]:
+                stream.wait_event(event)
+            try:
+                return call(*args)
+            except BaseException:
+                stream.synchronize()        # memory that is let go of now must not be written to any more
+                raise
+            finally:
+                flight.ends[stage] = stream.record_event()
+
+        super()._start(flight, lambda: run(DRAFT, draft), lambda drafted: run(VERIFY, verify, drafted))
+
+    def _landed(self, flight: Flight) -> None:
+        for device in set(self.devices.values()):
+            torch.cuda.current_stream(device).wait_event(flight.ends[VERIFY])
+
+
+def core_shares(cores: int | None = None) -> tuple[int, int]:
+    """Cores for (draft, verify): a quarter for the small models, but at least one each. Default: torch's threads."""
+    cores = torch.get_num_threads() if cores is None else cores
+    draft = max(1, cores // 4)
+    return draft, max(1, cores - draft)
+
+
+def make_executor(device: torch.device | str, draft_device: torch.device | str | None = None) -> Executor:
+    """Streams where the target is on a CUDA device, threads elsewhere."""
+    if torch.device(device).type == "cuda":
+        return CudaStreams(device, draft_device)
+    return Threads()

@@ -1,0 +1,174 @@
+"""Executors: the same results in the same order, overlap, faults that travel, waits that end."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+import pytest
+import torch
+
+from spin_core.pipeline.executor import (
+    CudaStreams, Sequential, StageTimeout, Threads, core_shares, make_executor,
+)
+from spin_core.pipeline.schedule import DRAFT, VERIFY, Schedule
+
+EXECUTORS = [Sequential, lambda: Threads((1, 1), limit=20)]
+
+
+def serve(executor, texts: list[list[int]], rounds: int, pause=lambda: None) -> list:
+    """A toy engine: every round each group drafts its next number from its text, and verifying appends it."""
+    flights, done = [], []
+
+    def launch(g: int) -> None:
+        def draft() -> int:
+            pause()
+            return sum(texts[g]) % 7 + 1
+
+        def verify(number: int) -> list[int]:
+            pause()
+            return texts[g] + [number]
+
+        flights.append((g, executor.launch(draft, verify, g)))
+
+    for g in range(len(texts)):
+        launch(g)
+    while flights:
+        g, flight = flights.pop(0)
+        texts[g] = flight.result()
+        done.append(flight)
+        if len(texts[g]) <= rounds:
+            launch(g)
+    return done
+
+
+@pytest.mark.parametrize("groups", [1, 2, 5])
+def test_the_same_results_under_random_delays(groups):
+    results = []
+    for make in EXECUTORS:
+        dice, texts = random.Random(groups), [[g] for g in range(groups)]
+        with make() as executor:
+            flights = serve(executor, texts, 12, lambda: time.sleep(dice.random() * 2e-3))
+        assert [(f.group, f.number) for f in flights] == [(g, r) for r in range(12) for g in range(groups)]
+        results.append(texts)
+        spans = [s for f in flights for s in f.spans]
+        for stage in (DRAFT, VERIFY):
+            line = [s for s in spans if s.stage == stage]
+            assert all(a.end <= b.start for a, b in zip(line, line[1:])), "a stage does one thing at a time, in order"
+        ends = {(s.stage, s.group, s.round): s for s in spans}
+        for (stage, g, r), span in ends.items():
+            before = (DRAFT, g, r) if stage == VERIFY else (VERIFY, g, r - 1)
+            assert before not in ends or ends[before].end <= span.start
+    assert results[0] == results[1]
+
+
+def test_threads_overlap_and_the_sequential_executor_does_not():
+    def efficiency(executor) -> float:
+        with executor:
+            flights = serve(executor, [[1], [2]], 10, lambda: time.sleep(0.01))     # sleeping needs no core
+        return Schedule([s for f in flights for s in f.spans]).efficiency
+
+    assert efficiency(Sequential()) < 0.52
+    assert efficiency(Threads((1, 1))) > 0.75
+
+
+@pytest.mark.parametrize("make", EXECUTORS)
+@pytest.mark.parametrize("stage", [DRAFT, VERIFY])
+def test_an_exception_reaches_the_owner_and_the_next_flight_flies(make, stage):
+    def fail(*_):
+        raise KeyError("engine on fire")
+
+    with make() as executor:
+        calls = (fail, str) if stage == DRAFT else (int, fail)
+        flights = [executor.launch(int, str), executor.launch(*calls, 1), executor.launch(int, str, 2)]
+        assert flights[0].result() == "0"
+        with pytest.raises(KeyError, match="engine on fire"):
+            flights[1].result()
+        assert flights[2].result() == "0"
+        assert executor.launch(int, str, 1).result() == "0"
+
+
+def test_every_wait_has_a_limit():
+    release = threading.Event()
+    with Threads((1, 1), limit=0.2) as executor:
+        stuck = executor.launch(lambda: release.wait(10), str)
+        start = time.monotonic()
+        with pytest.raises(StageTimeout, match="within 0.2 s"):
+            stuck.result()
+        assert time.monotonic() - start < 5
+        behind = executor.launch(lambda: 1, str, 1)
+        with pytest.raises(StageTimeout):
+            behind.result()
+        release.set()
+        executor.limit = 20
+        assert executor.launch(lambda: 2, str, 2).result() == "2", "it recovers"
+
+
+def test_a_timeout_raised_by_a_stage_is_not_ours():
+    def slow_disk():
+        raise TimeoutError("the disk")
+
+    with Threads((1, 1)) as executor, pytest.raises(TimeoutError, match="the disk"):
+        executor.launch(slow_disk, str).result()
+
+
+def test_each_stage_has_its_share_of_the_cores_and_the_owner_keeps_his():
+    before = torch.get_num_threads()
+    with Threads((1, 3)) as executor:
+        draft, verify = executor.launch(torch.get_num_threads, lambda d: (d, torch.get_num_threads())).result()
+    assert (draft, verify) == (1, 3) and torch.get_num_threads() == before
+    fresh = []
+    thread = threading.Thread(target=lambda: (torch.set_num_threads(before), fresh.append(torch.get_num_threads())))
+    thread.start()
+    thread.join()
+    assert fresh == [before]
+
+
+def test_shares():
+    assert [core_shares(n) for n in (1, 2, 4, 16)] == [(1, 1), (1, 1), (1, 3), (4, 12)]
+    with pytest.raises(ValueError, match="every stage needs a core"):
+        Threads((0, 2))
+
+
+def test_without_cuda_there_are_threads():
+    executor = make_executor("cpu")
+    assert type(executor) is Threads
+    executor.close()
+    if not torch.cuda.is_available():
+        with pytest.raises(RuntimeError, match="no CUDA device"):
+            CudaStreams()
+
+
+def test_many_flights_need_two_threads_and_leave_none_behind():
+    before = set(threading.enumerate())
+
+    def ours() -> set[threading.Thread]:
+        return set(threading.enumerate()) - before
+
+    with Threads((1, 1)) as executor:
+        for i in range(2000):
+            assert executor.launch(lambda i=i: i, lambda n: n + 1, i % 3).result() == i + 1
+        assert len(ours()) == 2
+    deadline = time.monotonic() + 5
+    while ours() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not ours()
+
+
+@pytest.mark.gpu
+def test_streams_give_what_one_stream_gives():
+    x = torch.randn(256, 256, device="cuda", dtype=torch.float64)
+
+    def run(executor) -> list:
+        state = [x.clone(), x.clone()]
+        with executor:
+            for _ in range(20):
+                flights = [executor.launch(lambda g=g: state[g] @ x / 16, lambda d: torch.tanh(d @ x / 16), g)
+                           for g in range(2)]
+                for g, flight in enumerate(flights):
+                    state[g] = flight.result()
+        return [s.cpu() for s in state]
+
+    for a, b in zip(run(Sequential()), run(CudaStreams())):
+        assert torch.equal(a, b)

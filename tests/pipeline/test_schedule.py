@@ -1,0 +1,85 @@
+"""The two-stage schedule: its two rules, its bounds, and what is read off it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, strategies as st
+
+from spin_core.pipeline.schedule import DRAFT, STAGES, VERIFY, Schedule, Span, simulate, split_time, steady, throughput
+
+TIMES = st.lists(st.tuples(st.floats(0.01, 5), st.floats(0.01, 5)), min_size=1, max_size=6)
+
+
+def at(schedule: Schedule, stage: str, group: int, round_: int) -> Span:
+    return next(s for s in schedule.spans if (s.stage, s.group, s.round) == (stage, group, round_))
+
+
+@given(TIMES, st.integers(1, 5), st.booleans())
+def test_the_rules_of_the_pipeline(times, rounds, overlap):
+    draft, verify = zip(*times)
+    schedule = simulate(draft, verify, rounds, overlap=overlap)
+    assert len(schedule.spans) == 2 * rounds * len(times)
+    for span in schedule.spans:
+        assert span.seconds == pytest.approx((draft if span.stage == DRAFT else verify)[span.group])
+        if span.stage == VERIFY:
+            assert span.start >= at(schedule, DRAFT, span.group, span.round).end
+        elif span.round:
+            assert span.start >= at(schedule, VERIFY, span.group, span.round - 1).end
+    for stage in STAGES:
+        line = sorted((s.start, s.end) for s in schedule.spans if s.stage == stage)
+        assert all(a[1] <= b[0] + 1e-12 for a, b in zip(line, line[1:])), "one thing at a time"
+    total = rounds * (sum(draft) + sum(verify))
+    assert schedule.ideal - 1e-9 <= schedule.seconds <= total + 1e-9
+    if not overlap or len(times) == 1:
+        assert schedule.seconds == pytest.approx(total)
+    for stage in STAGES:
+        waited = sum(b - a for a, b in schedule.bubbles(stage))
+        assert waited + schedule.busy(stage) == pytest.approx(schedule.seconds)
+
+
+@given(TIMES)
+def test_the_steady_state_keeps_its_bounds(times):
+    draft, verify = zip(*times)
+    bound = max(sum(draft), sum(verify), max(d + v for d, v in times))
+    assert bound - 1e-9 <= steady(draft, verify) <= sum(draft) + sum(verify) + 1e-9
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 7])
+@pytest.mark.parametrize("draft, verify", [(1, 1), (1, 3), (4, 1)])
+def test_equal_groups_reach_the_bound(draft, verify, count):
+    assert steady([draft / count] * count, [verify / count] * count) == pytest.approx(
+        max(draft, verify, (draft + verify) / count))
+
+
+def test_one_group_takes_turns_and_two_overlap():
+    alone, pair = simulate([1], [1], 10), simulate([0.5] * 2, [0.5] * 2, 10)
+    assert alone.seconds == 20 and alone.efficiency == 0.5 and alone.busy_share(DRAFT) == 0.5
+    assert pair.seconds == 10.5 and pair.efficiency == pytest.approx(10 / 10.5)
+    assert pair.bubbles(VERIFY) == [(0, 0.5)] and pair.bubbles(DRAFT) == [(10, 10.5)]
+
+
+def test_splitting_costs_what_does_not_scale():
+    assert split_time(8, 0, [0.25] * 4) == [2] * 4
+    assert split_time(8, 1, [0.25] * 4) == [8] * 4
+    assert split_time(8, 0.5, [0.5, 0.5]) == [6, 6]
+    free = [throughput(1, 1, m) for m in (1, 2, 4)]
+    dear = [throughput(1, 1, m, draft_fixed=0.6, verify_fixed=0.6) for m in (1, 2, 4, 8)]
+    assert free[0] == pytest.approx(0.5) and free[1] == pytest.approx(1) == pytest.approx(free[2])
+    assert dear[1] > dear[0] and dear[3] < dear[0], "first it pays, then it does not"
+    assert throughput(1, 1, 2, batch=3) == pytest.approx(0.75), "two of three requests in one group"
+
+
+def test_spans_that_overlap_count_once_and_windows_cut():
+    spans = [Span(DRAFT, 0, 0, 0, 2), Span(DRAFT, 0, 0, 1, 3), Span(VERIFY, 0, 0, 3, 5)]
+    schedule = Schedule(spans)
+    assert schedule.busy(DRAFT) == 3 and schedule.ideal == 3 and schedule.efficiency == 0.6
+    part = schedule.between(2.5, 4)
+    assert part.busy(DRAFT) == 0.5 and part.busy(VERIFY) == 1 and part.bubbles(DRAFT) == [(3, 4)]
+
+
+@pytest.mark.parametrize("call", [lambda: simulate([], []), lambda: simulate([1], [1, 2]), lambda: simulate([-1], [1]),
+                                  lambda: simulate([1], [1], 0), lambda: split_time(1, 2, [1]),
+                                  lambda: Schedule([])])
+def test_what_makes_no_sense_is_refused(call):
+    with pytest.raises(ValueError):
+        call()
