@@ -42,7 +42,8 @@ class Seat(NamedTuple):
 
     ``request``: its id. ``emitted``: tokens written so far. ``context``: committed tokens, prompt included.
     ``max_gamma``: how many drafted tokens can still be of use (0 next to its last token). ``current``: the drafter
-    of its last step, whose cache is up to date; None before the first.
+    of its last step, whose cache is up to date; None before the first. ``lookup``: how many tokens prompt lookup
+    ("ngram") would propose now, which costs nothing to find out; None where nobody has looked.
     """
 
     request: int
@@ -50,6 +51,7 @@ class Seat(NamedTuple):
     context: int
     max_gamma: int
     current: str | None = None
+    lookup: int | None = None
 
 
 class Outcome(NamedTuple):
@@ -85,8 +87,8 @@ class Scored(NamedTuple):
     """Full information: how ``drafter`` would have done on verified text, from the pass in which it read along.
 
     ``hits[t]`` is the probability that the t-th of the newly read output tokens would have been accepted, drafted
-    right behind the text before it: 0 or 1 for greedy text, sum min(p, q) for sampled text. ``seconds``: this
-    request's share of what the pass took.
+    right behind the text before it: 0 or 1 for greedy text, sum min(p, q) for sampled text, NaN where the drafter
+    would have proposed nothing. ``seconds``: this request's share of what the pass took.
     """
 
     request: int
@@ -155,6 +157,10 @@ class Selector(ABC):
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         """Learn from valid outcomes. A policy that learns nothing has nothing to do here."""
+
+    def arms_of(self, outcomes: Sequence[Outcome]) -> ndarray:
+        """The index of each outcome's arm."""
+        return np.array([self.index[o.drafter] for o in outcomes])
 
     def probe(self, seats: Sequence[Seat]) -> dict[int, list[str]]:
         """Which drafters should read along with which requests after this step, to be scored. Mostly nobody."""

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spin_core.select.base import Selector
+from spin_core.select.exp3 import EXP3
 from spin_core.select.fixed import Fixed
+from spin_core.select.greedy import EpsilonGreedy, Greedy
 from spin_core.select.random import Random
+from spin_core.select.spin import Spin
+from spin_core.select.thompson import Thompson
+from spin_core.select.ucb import UCB
 
-_POLICIES: dict[str, type[Selector]] = {"random": Random}
+_POLICIES: dict[str, type[Selector]] = {
+    "spin": Spin, "random": Random, "greedy": Greedy, "epsilon-greedy": EpsilonGreedy, "ucb": UCB, "exp3": EXP3,
+    "thompson": Thompson}
 NAMES = (*_POLICIES, "fixed:ARM")
 
 

@@ -1,0 +1,77 @@
+"""Greedy, and greedy with a pinch of chance: the rivals that SPIN compares itself with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy import ndarray
+
+from spin_core.select.base import NONE, Outcome, Seat, Selector
+from spin_core.select.ledger import Ledger
+
+
+class Greedy(Selector):
+    """Try every arm once on a request, in random order; from then on take what has been fastest.
+
+    A drafter that was unlucky at its only try is never tried again: greedy does not explore.
+    """
+
+    def __init__(self, arms: Sequence[str], **options) -> None:
+        super().__init__(arms, **options)
+        self.none = self.index[NONE]
+        self.ledger = Ledger(len(self.arms), self.none)
+
+    def rates(self, seats: Sequence[Seat]) -> ndarray:
+        """Tokens per second that each request has had from each arm, infinite where it was not tried."""
+        return self.ledger.rates(self.ledger.rows(s.request for s in seats))
+
+    def weights(self, seats: Sequence[Seat]) -> ndarray:
+        return untried_first(self.rates(seats), self.rng)
+
+    def learn(self, outcomes: Sequence[Outcome]) -> None:
+        self.ledger.add(outcomes, self.arms_of(outcomes))
+
+    def finish(self, request: int) -> None:
+        self.ledger.close(request)
+
+    def describe(self) -> str:
+        return "greedy: every arm once, then the fastest so far"
+
+
+class EpsilonGreedy(Greedy):
+    """Greedy, but with probability ``epsilon`` a request's step goes to a random drafter."""
+
+    def __init__(self, arms: Sequence[str], *, epsilon: float = 0.1, **options) -> None:
+        super().__init__(arms, **options)
+        if not 0 <= epsilon <= 1:
+            raise ValueError(f"epsilon-greedy: epsilon must be in 0 .. 1, got {epsilon}")
+        self.epsilon = epsilon
+
+    def weights(self, seats: Sequence[Seat]) -> ndarray:
+        weights = super().weights(seats)
+        rows = np.flatnonzero(self.rng.random(len(seats)) < self.epsilon)
+        if len(rows):
+            weights[rows] = drawn_first(weights[rows], np.zeros((len(rows), 1)), self.none, self.rng)
+        return weights
+
+    def describe(self) -> str:
+        return f"epsilon-greedy: a random drafter in {self.epsilon:.0%} of the steps, else the fastest so far"
+
+
+def untried_first(rates: ndarray, rng: np.random.Generator) -> ndarray:
+    """``rates [B, arms]`` as finite weights: untried (infinite) arms above all others, in random order."""
+    untried = np.isinf(rates)
+    if not untried.any():
+        return rates
+    known = np.where(untried, 0, rates)
+    return np.where(untried, known.max() + 1 + rng.random(rates.shape), known)
+
+
+def drawn_first(weights: ndarray, steps: ndarray, none: int, rng: np.random.Generator) -> ndarray:
+    """``weights [B, arms]`` of exploration: any drafter is above all others, those with fewer ``steps [B, arms]``
+    before those with more, else at random. "none" keeps its weight: it brings one token, whoever asks."""
+    chance = rng.random(weights.shape) - steps
+    chance += np.abs(weights).max(initial=0) + 1 - chance.min(initial=0)
+    chance[:, none] = weights[:, none]
+    return chance

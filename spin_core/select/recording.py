@@ -1,0 +1,137 @@
+"""What every drafter would have done, everywhere in the target's own text.
+
+Greedy text is the same whoever drafts. So a chain of drafted tokens that starts at any position of an answer has one
+outcome, and it can be written down once, for all drafters and all positions. Any policy can then be replayed
+on the recording, exactly, without a model.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy import ndarray
+
+MAX_GAMMA = 8
+LOOKUP = "ngram"        # its lookup costs the same however much it proposes, and may find nothing
+
+
+@dataclass(frozen=True)
+class Passes:
+    """What passes over a number of rows take: measured at ``rows``, straight lines between and beyond. Seconds."""
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.rows) != len(self.seconds) or len(self.rows) < 2 or list(self.rows) != sorted(set(self.rows)):
+            raise ValueError(f"Passes: needs two or more rising numbers of rows, each with its seconds; got {self}")
+
+    def table(self, count: int) -> ndarray:
+        """Seconds of passes over 0 .. ``count`` rows; no row, no pass."""
+        n = np.arange(count + 1)
+        out = np.interp(n, self.rows, self.seconds)
+        slope = max(0.0, (self.seconds[-1] - self.seconds[-2]) / (self.rows[-1] - self.rows[-2]))
+        out = np.where(n > self.rows[-1], self.seconds[-1] + slope * (n - self.rows[-1]), out)
+        out[0] = 0.0
+        return out
+
+
+@dataclass(frozen=True)
+class Recording:
+    """R answers of N tokens in all, end to end, and A drafters.
+
+    ``accepted [A, N]`` uint8: of a chain of ``MAX_GAMMA`` tokens drafted behind the text before token t, how many the
+    target accepts. ``proposed [A, N]`` uint8: how long that chain is: prompt lookup may find nothing. ``starts
+    [R + 1]``: where the answers begin in N. ``prompts [R]``: their prompts' lengths. ``workloads``, ``ids``: whose they
+    are. ``passes``: what a pass of each drafter takes; that of "target" verifies. ``about``: where it comes from,
+    as plain JSON values; ``about["kind"]`` is "measured" or "modelled".
+    """
+
+    arms: tuple[str, ...]
+    accepted: ndarray
+    proposed: ndarray
+    starts: ndarray
+    prompts: ndarray
+    workloads: tuple[str, ...]
+    ids: tuple[str, ...]
+    passes: dict[str, Passes]
+    about: dict = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        shape, missing = (len(self.arms), int(self.starts[-1])), {*self.arms, "target"} - {*self.passes}
+        if self.accepted.shape != shape or self.proposed.shape != shape:
+            raise ValueError(f"Recording: chains {self.accepted.shape} and {self.proposed.shape}, expected {shape}")
+        if (self.accepted > self.proposed).any() or self.proposed.max(initial=0) > MAX_GAMMA:
+            raise ValueError(f"Recording: a chain is longer than {MAX_GAMMA}, or more of it accepted than proposed")
+        if not len(self.prompts) == len(self.workloads) == len(self.ids) == len(self.starts) - 1:
+            raise ValueError("Recording: prompts, workloads, ids and starts must tell of the same answers")
+        if (np.diff(self.starts) < 1).any():
+            raise ValueError("Recording: an answer without tokens has nothing to replay")
+        if missing:
+            raise ValueError(f"Recording: no costs of {', '.join(sorted(missing))}")
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    @property
+    def lengths(self) -> ndarray:
+        """Tokens of each answer, ``[R]``."""
+        return np.diff(self.starts)
+
+    def take(self, rows) -> "Recording":
+        """The answers ``rows`` only, in that order; an answer may come several times."""
+        rows = np.asarray(rows)
+        tokens = np.concatenate([np.arange(self.starts[r], self.starts[r + 1]) for r in rows])
+        return Recording(self.arms, self.accepted[:, tokens], self.proposed[:, tokens],
+                         np.append(0, np.cumsum(self.lengths[rows])), self.prompts[rows],
+                         tuple(self.workloads[r] for r in rows), tuple(self.ids[r] for r in rows),
+                         self.passes, self.about)
+
+    def with_lookup_first(self, model: str) -> "Recording":
+        """One drafter more, "ngram+MODEL": prompt lookup where it finds something, ``model`` elsewhere."""
+        for name in (LOOKUP, model):
+            if name not in self.arms:
+                raise ValueError(f"no drafter {name!r} in the recording; it has {', '.join(self.arms)}")
+        lookup, other = self.arms.index(LOOKUP), self.arms.index(model)
+        found = self.proposed[lookup] > 0
+        name = f"{LOOKUP}+{model}"
+        return Recording((*self.arms, name),
+                         np.vstack([self.accepted, np.where(found, self.accepted[lookup], self.accepted[other])]),
+                         np.vstack([self.proposed, np.where(found, self.proposed[lookup], self.proposed[other])]),
+                         self.starts, self.prompts, self.workloads, self.ids,
+                         self.passes | {name: self.passes[model]}, self.about)
+
+    def save(self, path: str | Path) -> None:
+        """Write a compressed ``.npz``."""
+        costs = {name: [list(p.rows), list(p.seconds)] for name, p in self.passes.items()}
+        text = {"arms": self.arms, "workloads": self.workloads, "ids": self.ids, "passes": costs, "about": self.about}
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "wb") as file:
+            np.savez_compressed(file, accepted=self.accepted, proposed=self.proposed, starts=self.starts,
+                                prompts=self.prompts, text=np.array(json.dumps(text)))
+
+    @staticmethod
+    def load(path: str | Path) -> "Recording":
+        with np.load(path) as data:
+            text = json.loads(str(data["text"]))
+            return Recording(tuple(text["arms"]), data["accepted"], data["proposed"], data["starts"], data["prompts"],
+                             tuple(text["workloads"]), tuple(text["ids"]),
+                             {n: Passes(tuple(r), tuple(s)) for n, (r, s) in text["passes"].items()}, text["about"])
+
+
+def chains(hits: list[list[bool]]) -> ndarray:
+    """Accepted tokens of a chain of ``MAX_GAMMA`` from every position ``[n]`` uint8.
+
+    ``hits[depth][t]`` as in :class:`spin_core.distill.evaluate.Scores`: one row where the depth does not matter.
+    """
+    depths, n = [np.asarray(h, bool) for h in hits], len(hits[0])
+    going, out = np.ones(n, bool), np.zeros(n, np.uint8)
+    for depth in range(MAX_GAMMA):
+        right = np.zeros(n, bool)
+        right[:max(0, n - depth)] = depths[min(depth, len(depths) - 1)][depth:]
+        going &= right
+        out += going
+    return out
