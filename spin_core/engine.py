@@ -11,17 +11,19 @@ import operator
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 
 import torch
 from torch import Tensor
 
-from spin_core.draft import Draft, Drafter, FedDrafter, FedLlama, ModelDrafter, NgramDrafter, NullDrafter
+from spin_core.draft import Draft, Drafter, NullDrafter, pool
 from spin_core.request import FinishReason, Request, SamplingParams
 from spin_core.runtime import ModelRunner
 from spin_core.sampling import SamplingBatch, probabilities
+from spin_core.select import Selector, make
+from spin_core.selection import Selection
 from spin_core.trace import Event, Trace
 from spin_core.verify import verify_chain
 
@@ -45,6 +47,7 @@ class _Group:
     draft: Draft | None
     drafter: str
     seconds: float = 0.0
+    failed: bool = False        # the drafter raised
 
     @property
     def counts(self) -> list[int]:
@@ -67,7 +70,13 @@ class Engine:
     """Serves requests for one model family, losslessly.
 
     ``drafter`` and ``gamma`` (drafted tokens per step) are what a request uses unless it is submitted with its own.
-    Names are those of the family's drafters, "ngram" (prompt lookup) and "none" (plain decoding).
+    Names are those of the family's drafters, "ngram" (prompt lookup), "none" (plain decoding), and compositions such as
+    "ngram+NAME": what lookup (or a table) finds, else what the other drafts.
+
+    With a ``selector`` (a policy's name, or a :class:`spin_core.select.Selector`) it is chosen anew in every step who
+    drafts for a request and how much, except for requests submitted with a drafter of their own. ``capacities``
+    bounds the requests a drafter serves at once. ``fast_switching``: a drafter reads the text of a request that comes to
+    it in a second thread, beside the others' work; False makes all wait for it.
 
     ``max_batch`` requests run at once, each with room for ``max_len`` tokens of prompt and output; ``kv_tokens``
     bounds the tokens that the running requests may come to hold together (prompt + max_new_tokens each). Who does
@@ -82,7 +91,8 @@ class Engine:
 
     def __init__(self, family, drafter: str | None = None, gamma: int = 4, *, max_batch: int = 8,
                  max_len: int | None = None, kv_tokens: int | None = None, prefill_chunk: int = 512,
-                 record_laws: bool = False, verification: str = "auto") -> None:
+                 record_laws: bool = False, verification: str = "auto", selector: str | Selector | None = None,
+                 capacities: Mapping[str, int] | None = None, fast_switching: bool = True) -> None:
         for name, value, least in (("gamma", gamma, 0), ("max_batch", max_batch, 1), ("max_len", max_len, 2),
                                    ("kv_tokens", kv_tokens, 2), ("prefill_chunk", prefill_chunk, 1)):
             if value is not None or name not in ("max_len", "kv_tokens"):
@@ -94,24 +104,25 @@ class Engine:
         self.prefill_chunk = prefill_chunk
         self.record_laws = record_laws
         self.target = ModelRunner(family.target, max_batch, self.max_len, family.vocab_size, verification=verification,
-                                  keep_states=any(isinstance(d.model, FedLlama) for d in family.drafters.values()))
+                                  keep_states=any(map(pool.is_fed, family.drafters.values())))
         self.drafters: dict[str, Drafter] = {"none": NullDrafter()}     # built when first used
         self.retired: dict[str, Exception] = {}
         self.drafter = drafter if drafter is not None else next(iter(family.drafters), "ngram")
-        self._drafter(self.drafter)
+        self.drafter_called(self.drafter)
         self.gamma = gamma
         self.queue: deque[Request] = deque()
         self.running: list[Request] = []
         self.free_slots = list(range(max_batch))[::-1]
         self.trace = Trace()
-        self._step = 0
+        self.steps = 0
+        self.selection = self._selection(selector, capacities, fast_switching)
 
     # ---- what callers use
 
     @property
     def drafter_names(self) -> list[str]:
-        """Every name that ``drafter`` may take."""
-        return [*self.family.drafters, "ngram", "none"]
+        """Every name that ``drafter`` may take, compositions aside."""
+        return pool.names(self.family)
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, drafter: str | None = None,
                gamma: int | None = None) -> Request:
@@ -119,9 +130,14 @@ class Engine:
         if gamma is not None:
             _check_whole("Engine.submit: gamma", gamma, 0)
         params = params or SamplingParams()
-        name = drafter if drafter is not None else self.drafter
-        self._drafter(name)
-        request = Request([], params, name, self.gamma if gamma is None else gamma)
+        if self.selection and drafter is None:
+            if gamma is not None:
+                raise ValueError("Engine.submit: with a selector, gamma is for requests that name their drafter")
+            request = Request([], params)
+        else:
+            name = drafter if drafter is not None else self.drafter
+            self.drafter_called(name)
+            request = Request([], params, name, self.gamma if gamma is None else gamma, pinned=drafter is not None)
         self.trace.add("submit", request.id)
         try:
             request.prompt_ids = self._encode(prompt)
@@ -179,7 +195,7 @@ class Engine:
         self._admit()
         if not self.running:
             return []
-        groups = self._draft(self._plan())
+        groups = self._draft(self._select(self._plan()))
 
         start = time.perf_counter()
         logits = self._run_target(groups)
@@ -193,17 +209,18 @@ class Engine:
             context = request.length
             emitted = self._commit(request, outcome)
             events.append(self.trace.add(
-                "step", request.id, step=self._step, drafter=group.drafter, drafted=outcome.drafted,
+                "step", request.id, step=self.steps, drafter=group.drafter, drafted=outcome.drafted,
                 accepted=min(outcome.accepted, len(emitted)), emitted=emitted, context=context, batch=len(seats),
                 draft_seconds=group.seconds, target_seconds=judging - start, verify_seconds=done - judging,
                 laws=outcome.laws))
+        selecting = self._observe(groups, seats, events, outcomes)
         for _, request in seats:
             if request.finish_reason:
                 self._leave(request)
         seconds = time.perf_counter() - began
         for event in events:
-            event.step_seconds = seconds
-        self._step += 1
+            event.step_seconds, event.select_seconds = seconds, selecting
+        self.steps += 1
         return events
 
     # ---- the stages of a step, in their order
@@ -232,6 +249,13 @@ class Engine:
                 work.append(_Work(request, feed, True))
         return work
 
+    def _select(self, work: list[_Work]) -> list[_Work]:
+        """Let the selector choose drafter and gamma of the requests that decode."""
+        if self.selection:
+            self.selection.seconds = 0.0
+            self.selection.assign([w.request for w in work if w.complete])
+        return work
+
     def _draft(self, work: list[_Work]) -> list[_Group]:
         """Have each drafter propose for its requests. A drafter that raises is retired; its requests go on without."""
         reading = [w for w in work if not w.complete]
@@ -242,15 +266,15 @@ class Engine:
                 by_name.setdefault(w.request.drafter, []).append(w)
         for name, members in by_name.items():
             requests = [w.request for w in members]
-            start = time.perf_counter()
+            start, failed = time.perf_counter(), False
             try:
-                drafter = self._drafter(name)
+                drafter = self.drafter_called(name)
                 draft = drafter.propose(requests, [self._num_draft(r, drafter) for r in requests])
             except Exception as error:      # losing a drafter must cost speed, never a request
-                self._retire(name, error)
-                draft = Draft.empty(len(requests), self.target.device)
+                self.retire(name, error)
+                draft, failed = Draft.empty(len(requests), self.target.device), True
             self._synchronize()
-            groups.append(_Group(members, draft, name, time.perf_counter() - start))
+            groups.append(_Group(members, draft, name, time.perf_counter() - start, failed))
         return groups
 
     def _run_target(self, groups: list[_Group]) -> list[Tensor]:
@@ -304,32 +328,53 @@ class Engine:
                 break
         if outcome.tokens and not request.finished:
             self.target.cache.truncate(request.slot, read)
-            self._drafter(request.drafter).rollback(request.slot, read)
+            self.drafter_called(request.drafter).rollback(request.slot, read)
         return emitted
 
-    # ---- helpers
+    def _observe(self, groups: list[_Group], seats: list[tuple[_Group, Request]], events: list[Event],
+                 outcomes: list[_Outcome]) -> float:
+        """Tell the selector how the step went; the seconds it took in this step."""
+        if not self.selection:
+            return 0.0
+        rows = sum(len(w.feed) + count for group in groups for w, count in zip(group.members, group.counts))
+        self.selection.observe([(request, event, outcome.failed or group.failed) for (group, request), event, outcome
+                                in zip(seats, events, outcomes) if group.draft is not None], rows)
+        return self.selection.seconds
 
-    def _drafter(self, name: str) -> Drafter:
-        """The drafter of that name, built at its first use."""
+    # ---- the pool
+
+    def drafter_called(self, name: str) -> Drafter:
+        """The drafter of that name, built at its first use; one that drafts nothing if it was retired."""
         if name in self.retired:
             return self.drafters["none"]
         if name not in self.drafters:
-            if name == "ngram":
-                self.drafters[name] = NgramDrafter()
-            elif name in self.family.drafters:
-                source = self.family.drafters[name]
-                size = (self.max_batch, self.max_len, self.family.vocab_size)
-                self.drafters[name] = FedDrafter(source, *size, self.target) if isinstance(source.model, FedLlama) \
-                    else ModelDrafter(source, *size)
-            else:
-                raise ValueError(f"unknown drafter {name!r}; known: {', '.join(self.drafter_names)}")
+            self.drafters[name] = pool.build(name, self.family, self.max_batch, self.max_len, self.target)
         return self.drafters[name]
 
-    def _retire(self, name: str, error: Exception) -> None:
+    def retire(self, name: str, error: Exception) -> None:
+        """Never again let that drafter draft: it raised ``error``."""
+        if name in self.retired:
+            return
         self.retired[name] = error
         self.drafters.pop(name, None)
         warnings.warn(f"drafter {name!r} raised {type(error).__name__}: {error}; its requests go on without drafts",
                       RuntimeWarning, stacklevel=2)
+        if self.selection:
+            self.selection.retire(name)
+
+    def _selection(self, selector, capacities, fast_switching: bool) -> Selection | None:
+        """The room that serves the selector, with every drafter built that it may choose."""
+        if selector is None:
+            if capacities is not None:
+                raise ValueError("Engine: capacities need a selector")
+            return None
+        if isinstance(selector, str):
+            selector = make(selector, [*self.family.drafters, "ngram"], gamma=self.gamma)
+        for name in selector.arms:
+            self.drafter_called(name)
+        return Selection(self, selector, capacities, fast_switching)
+
+    # ---- helpers
 
     def _num_draft(self, request: Request, drafter: Drafter) -> int:
         """How many tokens are worth drafting: the target adds one itself, and nobody may outrun a limit."""
@@ -392,6 +437,8 @@ class Engine:
 
     def _leave(self, request: Request) -> None:
         """Write down the end of a finished request and give back what it held."""
+        if self.selection and request.slot is not None:
+            self.selection.release(request)
         self.trace.add("finish", request.id, reason=request.finish_reason.value)
         if request.slot is None:
             if request in self.queue:
@@ -421,7 +468,8 @@ class Engine:
     def _synchronize(self) -> None:
         """Let the device finish, so that a phase's seconds are its own."""
         if self.target.device.type == "cuda":
-            torch.cuda.synchronize(self.target.device)
+            # this stream alone: drafters may be reading in others
+            torch.cuda.current_stream(self.target.device).synchronize()
 
 
 def _check_whole(name: str, value: int, least: int) -> None:

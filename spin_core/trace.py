@@ -15,13 +15,17 @@ import pyarrow.parquet as pq
 class Event:
     """One thing that happened to one request.
 
-    ``kind`` is "submit", "admit", "step" or "finish"; ``time`` is seconds since the trace began, at its end.
+    ``kind`` is "submit", "admit", "step", "catch_up" or "finish"; ``time`` is seconds since the trace began, at its end.
     A "step" event tells of one verification: who drafted (``drafter``), what (``drafted`` ids), how many of them
     the target accepted, what was emitted (accepted tokens plus one of the target's own, cut at a stop), and the
     committed length before it (``context``). ``draft_seconds`` is the pass of the request's drafter,
     ``target_seconds`` the target's forward pass, ``verify_seconds`` accept/reject; all three are shared by the
     requests of the step (``batch`` of them), not split between them. A step with ``emitted`` empty only read a
-    part of a long prompt. ``laws`` holds p and q for the widgets, when the engine was asked to record them.
+    part of a long prompt. ``select_seconds`` is what the selector took in this step. ``laws`` holds p and q for the
+    widgets, when the engine was asked to record them.
+
+    A "catch_up" event tells that ``drafter`` has read ``catch_up_tokens`` of a request's text without drafting for
+    it; ``catch_up_seconds`` is this request's share of that pass, which may have run beside other work.
     """
 
     kind: str
@@ -38,6 +42,9 @@ class Event:
     target_seconds: float = 0.0
     verify_seconds: float = 0.0
     step_seconds: float = 0.0
+    select_seconds: float = 0.0
+    catch_up_tokens: int = 0
+    catch_up_seconds: float = 0.0
     reason: str | None = None
     laws: dict | None = field(default=None, repr=False)
 
@@ -75,6 +82,7 @@ def metrics(events: pd.DataFrame) -> dict:
     ``goodput``: emitted tokens per second of wall time, first submission to last event. ``acceptance_rate``:
     accepted / drafted tokens. ``tokens_per_verification``: emitted tokens per (request, step) that emitted.
     ``accepted_length_histogram``: {accepted tokens: how many verifications}. ``seconds``: wall time by phase.
+    ``catch_up_tokens`` and ``catch_up_seconds``: what drafters read ahead, beside those phases or among "other".
     ``time_to_first_token`` from submission and ``time_per_output_token`` after the first, mean seconds over the
     requests for which they exist; None where there is nothing to average.
     """
@@ -84,9 +92,9 @@ def metrics(events: pd.DataFrame) -> dict:
     drafted, accepted = int(steps.drafted.map(len).sum()), int(steps.accepted.sum())
     wall = float(events.time.max() - events.time.min()) if len(events) else 0.0
     per_step = steps.groupby("step").agg(target=("target_seconds", "first"), verify=("verify_seconds", "first"),
-                                         whole=("step_seconds", "first"))
+                                         whole=("step_seconds", "first"), select=("select_seconds", "first"))
     draft = float(steps.groupby(["step", "drafter"]).draft_seconds.first().sum())
-    target, verify = float(per_step.target.sum()), float(per_step.verify.sum())
+    target, verify, select = (float(per_step[name].sum()) for name in ("target", "verify", "select"))
     first = emitting.groupby("request").time.min()
     last = emitting.groupby("request").time.max()
     tokens = emitting.groupby("request").emitted.agg(lambda e: sum(map(len, e)))
@@ -105,8 +113,10 @@ def metrics(events: pd.DataFrame) -> dict:
         "acceptance_rate": accepted / drafted if drafted else None,
         "tokens_per_verification": emitted / len(emitting) if len(emitting) else None,
         "accepted_length_histogram": {int(k): int(v) for k, v in emitting.accepted.value_counts().sort_index().items()},
-        "seconds": {"draft": draft, "target": target, "verify": verify,
-                    "other": max(0.0, float(per_step.whole.sum()) - draft - target - verify)},
+        "seconds": {"draft": draft, "target": target, "verify": verify, "select": select,
+                    "other": max(0.0, float(per_step.whole.sum()) - draft - target - verify - select)},
+        "catch_up_tokens": int(events.catch_up_tokens.sum()),
+        "catch_up_seconds": float(events.catch_up_seconds.sum()),
         "time_to_first_token": float(ttft.mean()) if len(ttft) else None,
         "time_per_output_token": float(tpot.mean()) if len(tpot) else None,
     }

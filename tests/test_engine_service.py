@@ -123,7 +123,7 @@ def test_a_stream_tells_everything_in_order():
 def test_events_come_as_they_happen():
     engine = Engine(tiny.family(), "none", max_batch=2)
     first = next(e for e in engine.stream([[1, 4]], GREEDY) if e.emitted)
-    assert first.emitted == plain([1, 4])[:1] and engine._step == 1
+    assert first.emitted == plain([1, 4])[:1] and engine.steps == 1
 
 
 @pytest.mark.parametrize("how", ["break", "raise"])

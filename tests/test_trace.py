@@ -51,7 +51,7 @@ def test_metrics_are_what_one_computes_by_hand():
 
 def test_phases_count_once_per_step_and_drafting_once_per_drafter():
     seconds = story().metrics()["seconds"]
-    assert seconds == pytest.approx({"draft": 0.1 + 0.2 + 0.3, "target": 0.9, "verify": 0.17,
+    assert seconds == pytest.approx({"draft": 0.1 + 0.2 + 0.3, "target": 0.9, "verify": 0.17, "select": 0.0,
                                      "other": 1.75 - 0.6 - 0.9 - 0.17})
 
 

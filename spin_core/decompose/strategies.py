@@ -29,6 +29,7 @@ class Attention:
         self.strategy, self.cache = strategy, cache
         kv = cache.k[0].shape[1]
         self.heads = Heads(kv, num_heads // kv)
+        self.threads = torch.get_num_threads()      # of the thread that serves; others may read along with fewer
         self.workspace = Workspace()
         self.cls = step_class(strategy, cache)
 
@@ -44,7 +45,7 @@ class Attention:
     def costs(self) -> Costs:
         """What this device charges."""
         k = self.cache.k[0]
-        return measured(k.device, k.dtype, self.heads.kv, self.heads.group, k.shape[3], torch.get_num_threads())
+        return measured(k.device, k.dtype, self.heads.kv, self.heads.group, k.shape[3], self.threads)
 
     def step(self, batch: "RaggedBatch") -> TorchStep:
         """The attention of one step over ``batch``, shared by all layers."""

@@ -1,0 +1,231 @@
+"""The engine's side of SSM selection: it asks the selector, moves requests, and reports what their steps brought.
+
+Policies live in :mod:`spin_core.select`. Whatever they do, here nothing may cost a request or a token: a selector that
+raises or answers nonsense is ignored for that step, and the requests stay where they are.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+from spin_core.draft.catchup import CatchUps, Inline, Job, Worker
+from spin_core.request import Request
+from spin_core.select import AffineCost, Choice, NONE, Outcome, Scored, Seat, Selector, shares
+from spin_core.trace import Event
+
+if TYPE_CHECKING:
+    from spin_core.engine import Engine
+
+
+class Selection:
+    """Lets ``selector`` choose drafter and gamma of every request that was not submitted with a drafter of its own.
+
+    ``capacities``: how many requests a drafter may serve in one step; pinned requests take their places first. With
+    ``beside`` a drafter gets to know a text in another thread, while the request goes on with its old drafter
+    (SPIN's fast switching); else the engine waits for it. ``seconds`` is what the selector took since it was last set to 0.
+    """
+
+    def __init__(self, engine: "Engine", selector: Selector, capacities: Mapping[str, int] | None,
+                 beside: bool = True) -> None:
+        self.engine, self.selector = engine, selector
+        self.capacities = dict(capacities or {})
+        for name, capacity in self.capacities.items():
+            if name not in selector.arms or not isinstance(capacity, Integral) or capacity < 0:
+                raise ValueError(f"capacities: {name!r} cannot have {capacity!r} places: give a whole number for one of "
+                                 f"{', '.join(selector.arms)}")
+        self.catch_ups = CatchUps(Worker(engine.target.device) if beside else Inline())
+        self.served: set[int] = set()               # requests that the selector has been told of
+        self.moves: dict[int, Choice] = {}          # where a request goes once that drafter has read its text
+        self.cost = AffineCost()                    # of the target's pass, to share it out
+        self.seconds = 0.0
+
+    # ---- before a step
+
+    def assign(self, requests: list[Request]) -> None:
+        """Give every request its drafter and gamma for the coming step."""
+        self._settle(self.catch_ups.collect())
+        taken = Counter(r.drafter for r in requests if r.pinned)
+        room = {name: max(0, capacity - taken[name]) for name, capacity in self.capacities.items()}
+        ours = [r for r in requests if not r.pinned]
+        choices = self._ask("assign", lambda: self.selector.assign([self._seat(r) for r in ours], room), {})
+
+        late: list[tuple[Request, Choice]] = []
+        for request in ours:
+            self.served.add(request.id)
+            choice = self._checked(choices, request)
+            move = self.moves.get(request.id)
+            if move and self._ready(move.drafter, request):     # what was begun is carried out
+                choice = self.moves.pop(request.id)
+            if self._ready(choice.drafter, request):
+                self._give(request, choice, room)
+            else:
+                late.append((request, choice))
+        self._begin_moves(late)
+        for request, choice in late:
+            if self._ready(choice.drafter, request):            # read at once, inline
+                self.moves.pop(request.id, None)
+                self._give(request, choice, room)
+            elif self._ready(request.drafter, request):
+                self._give(request, Choice(request.drafter, request.gamma), room)
+            else:
+                self._give(request, Choice(NONE, 0), room)
+
+    def _give(self, request: Request, choice: Choice, room: dict[str, int]) -> None:
+        """That choice, or no speculation where the drafter has no place left."""
+        if choice.drafter != NONE:
+            left = room.get(choice.drafter)
+            if left == 0:
+                choice = Choice(NONE, 0)
+            elif left is not None:
+                room[choice.drafter] = left - 1
+        request.drafter, request.gamma = choice
+
+    def _seat(self, request: Request) -> Seat:
+        last = min(request.remaining, self.engine.max_len - request.length)     # tokens that may still come
+        return Seat(request.id, len(request.output_ids), request.length, max(0, last - 1),
+                    request.drafter if request.id in self.served else None)
+
+    def _checked(self, choices: Any, request: Request) -> Choice:
+        """The selector's choice, or the last step's where it made none that can be."""
+        try:
+            name, gamma = choices[request.id]
+            if name not in self.selector.arms:
+                raise ValueError(f"{name!r} is none of its arms")
+            if not isinstance(gamma, Integral) or gamma < 0:
+                raise ValueError(f"gamma {gamma!r}")
+            return Choice(name, int(gamma))
+        except Exception as error:
+            if choices:
+                _warn(f"chose for request {request.id}: {type(error).__name__}: {error}")
+            return Choice(request.drafter, request.gamma)
+
+    # ---- moving
+
+    def _ready(self, name: str, request: Request) -> bool:
+        """May that drafter draft for the request now? It is not reading it, and has hardly more to read."""
+        if name in self.engine.retired or self.catch_ups.reading(name, request.slot):
+            return False
+        try:
+            drafter = self.engine.drafter_called(name)
+            return drafter.missing(request) <= drafter.reads_along
+        except Exception as error:
+            self.engine.retire(name, error)
+            return False
+
+    def _begin_moves(self, late: list[tuple[Request, Choice]]) -> None:
+        """Have the new drafters read. A request that is on its way already finishes that move first."""
+        by_name: dict[str, list[Request]] = {}
+        for request, choice in late:
+            move = self.moves.get(request.id)
+            if move and self.catch_ups.reading(move.drafter, request.slot) or choice.drafter in self.engine.retired:
+                continue
+            self.moves[request.id] = choice
+            by_name.setdefault(choice.drafter, []).append(request)
+        for name, requests in by_name.items():
+            self._read(name, requests)
+
+    def _read(self, name: str, requests: list[Request]) -> None:
+        """Have a drafter catch up on those requests that it is not reading already."""
+        requests = [r for r in requests if not self.catch_ups.reading(name, r.slot)]
+        if requests and name not in self.engine.retired:
+            self.catch_ups.start(name, self.engine.drafter_called(name), requests)
+
+    def _settle(self, jobs: list[Job]) -> None:
+        """Book what catch-ups cost, and tell the selector what they found out."""
+        for job in jobs:
+            if job.error:
+                self.engine.retire(job.name, job.error)
+                continue
+            total = sum(found.tokens for found in job.found)
+            scores = []
+            for request, found in zip(job.requests, job.found):
+                share = found.tokens / total if total else 1 / len(job.requests)
+                self.engine.trace.add("catch_up", request.id, step=self.engine.steps, drafter=job.name,
+                                      context=request.length, catch_up_tokens=found.tokens,
+                                      catch_up_seconds=share * job.seconds)
+                if found.hits:
+                    scores.append(Scored(request.id, job.name, [float(hit or 0) for hit in found.hits],
+                                         share * job.seconds))
+            if scores:
+                self._ask("scored", lambda: self.selector.scored(scores))
+
+    # ---- after a step
+
+    def observe(self, steps: list[tuple[Request, Event, bool]], rows: int) -> None:
+        """Tell how a step went: per decoding request its event and whether it failed. ``rows``: of the target's pass."""
+        events = [event for _, event, _ in steps]
+        if events:
+            self.cost.learn(rows, events[0].target_seconds)
+            drafted = Counter(e.drafter for e in events for _ in e.drafted)
+            members = Counter(e.drafter for e in events)
+            verifying = self._verify_seconds(events, rows)
+            outcomes = []
+            for (request, event, failed), verify_seconds in zip(steps, verifying):
+                share = len(event.drafted) / drafted[event.drafter] if drafted[event.drafter] else \
+                    1 / members[event.drafter]
+                if not request.pinned:
+                    outcomes.append(Outcome(request.id, event.drafter, len(event.drafted), event.accepted,
+                                            len(event.emitted), share * event.draft_seconds, verify_seconds, rows,
+                                            event.target_seconds, failed))
+            self._ask("observe", lambda: self.selector.observe(outcomes))
+        self._probe([request for request, _, _ in steps if not request.pinned and not request.finished])
+
+    def _verify_seconds(self, events: list[Event], rows: int) -> list[float]:
+        """Each request's share of the target's pass, without what the prompts in it took, and of accept / reject."""
+        drafted = [len(e.drafted) for e in events]
+        ours, whole = self.cost(len(drafted) + sum(drafted)), self.cost(rows)
+        seconds = events[0].target_seconds * (ours / whole if whole > 0 else 1.0)
+        return [float(s) + events[0].verify_seconds / len(events) for s in shares(drafted, seconds, self.cost)]
+
+    def _probe(self, requests: list[Request]) -> None:
+        """Have drafters read along that the selector wants to know more about."""
+        by_id = {r.id: r for r in requests}
+        wishes = self._ask("probe", lambda: dict(self.selector.probe([self._seat(r) for r in requests])), {})
+        by_name: dict[str, list[Request]] = {}
+        for number, names in wishes.items():
+            for name in names:
+                # the current drafter's outcome says it all, and its cache is in use
+                if number in by_id and name in self.selector.arms and name != by_id[number].drafter:
+                    by_name.setdefault(name, []).append(by_id[number])
+        for name, wanted in by_name.items():
+            self._read(name, [r for r in wanted if self._misses(name, r)])
+
+    def _misses(self, name: str, request: Request) -> bool:
+        return name not in self.engine.retired and self.engine.drafter_called(name).missing(request) > 0
+
+    # ---- leaving
+
+    def release(self, request: Request) -> None:
+        """The request is about to give back its slot: see to it that nobody reads there, and forget it."""
+        self._settle(self.catch_ups.release(request.slot))
+        self.moves.pop(request.id, None)
+        if request.id in self.served:
+            self.served.remove(request.id)
+            self._ask("finish", lambda: self.selector.finish(request.id))
+
+    def retire(self, name: str) -> None:
+        """A drafter raised."""
+        self.moves = {request: move for request, move in self.moves.items() if move.drafter != name}
+        self._ask("retire", lambda: self.selector.retire(name))
+
+    # ---- asking
+
+    def _ask(self, what: str, call: Callable[[], Any], otherwise: Any = None) -> Any:
+        """What the selector answers; ``otherwise``, with a warning, where it raises."""
+        start = time.perf_counter()
+        try:
+            return call()
+        except Exception as error:
+            _warn(f"raised {type(error).__name__} in {what}: {error}")
+            return otherwise
+        finally:
+            self.seconds += time.perf_counter() - start
+
+
+def _warn(what: str) -> None:
+    warnings.warn(f"the selector {what}; requests stay with their drafters", RuntimeWarning, stacklevel=3)
