@@ -90,6 +90,11 @@ def answer(family, limit: int | None, max_new_tokens: int) -> Answers:
                    [p.category for p, _ in kept])
 
 
+def is_lookup(family, name: str) -> bool:
+    """Whether a drafter looks its drafts up: one-hot, and a whole draft for the price of one token."""
+    return name == "ngram" or not hasattr(family.drafters[name], "model")
+
+
 def judge(family, name: str, answers: Answers) -> Judged:
     """Alpha, agreement and chains of one drafter on the answers."""
     if name == "ngram":
