@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from spin_core.distill.corpus import Shard
 from spin_core.distill.drafters import RECIPES, draft_vocabulary, prune
 from spin_core.distill.evaluate import Scores, score, tokens_per_verification
 from spin_core.distill.states import States
+from spin_core.lessons.exercises import OPEN, Answer
 
 Curve = tuple[list[float], list[float]]
 
@@ -71,4 +72,52 @@ def unfed(states: States) -> States:
     return States(torch.zeros_like(states.hidden), states.log_z)
 
 
-__all__ = ["agreement_by_place", "coverage", "shipped_curves", "small_run", "unfed"]
+def check_vocabulary(solution: Callable) -> Answer:
+    """Exercise 2.1: ``solution(counts, size, stop_ids)`` are the ``size`` ids of the best draft vocabulary, ascending.
+
+    Checked by what it covers: no set of that size with the stop ids in it may cover more of the text.
+    """
+    rng = np.random.default_rng(1)
+    for vocab, size, stops in ((12, 4, (2,)), (50, 10, (0, 49)), (30, 30, (5,))):
+        counts = rng.permutation(np.arange(vocab) + 1)
+        counts[list(stops)] = 0             # a stop id ends every answer, but in a short text it may be rare
+        try:
+            ids = solution(counts.copy(), size, stops)
+        except Exception as error:
+            return Answer("wrong", f"Your function raised {type(error).__name__}: {error}")
+        if ids is None or ids is Ellipsis:
+            return OPEN
+        ids = [int(i) for i in ids]
+        if len(ids) != size or len(set(ids)) != size:
+            return Answer("wrong", f"{len(set(ids))} different ids, expected {size} (vocabulary of {vocab}).")
+        if missing := set(stops) - set(ids):
+            return Answer("wrong", f"Stop id {missing.pop()} is missing: such a drafter could never end an answer.")
+        if ids != sorted(ids):
+            return Answer("wrong", "The ids must ascend: column j of the drafter's head is the j-th of them.")
+        best = int(np.sort(np.delete(counts, list(stops)))[::-1][:size - len(stops)].sum())
+        if counts[ids].sum() < best:
+            return Answer("wrong", f"They cover {counts[ids].sum()} tokens of {counts.sum()}; {best} are possible.")
+    return Answer("right", "The most frequent ids, and the stop ids whatever their count.")
+
+
+def check_speed(solution: Callable) -> Answer:
+    """Exercise 2.2: ``solution(steps, c, v)`` is the speed-up of one answer over plain decoding.
+
+    ``steps``: (drafted, accepted) of each verification; ``c`` the cost of a drafted token and ``v[k]`` that of a target
+    pass over k + 1 rows, both in plain passes.
+    """
+    cases = [([(4, 4)], .1, [1, 1, 1, 1, 1]), ([(4, 0), (4, 2), (1, 1), (0, 0)], .05, [1, 1.1, 1.2, 1.3, 1.4]),
+             ([(0, 0)] * 3, .5, [1.0]), ([(2, 1)] * 7, .3, [1, 1.5, 2])]
+    for steps, c, v in cases:
+        try:
+            answer = solution(list(steps), c, list(v))
+        except Exception as error:
+            return Answer("wrong", f"Your function raised {type(error).__name__}: {error}")
+        if answer is None or answer is Ellipsis:
+            return OPEN
+        plain = sum(accepted + 1 for _, accepted in steps)
+        expected = plain / sum(drafted * c + v[drafted] for drafted, _ in steps)
+        if not isinstance(answer, (int, float, np.number)) or abs(answer - expected) > 1e-9:
+            hint = "mind the token of the target's own" if len(steps) == 1 else "each step pays for what it drafted"
+            return Answer("wrong", f"{answer} for the steps {steps}, c = {c}; expected {expected:.4f}: {hint}.")
+    return Answer("right", "This is how the table above and every replay of this project count.")
