@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -26,6 +26,7 @@ def training(curves: Mapping[str, Curve], here: Mapping[str, Curve]) -> Figure:
     for index, (name, (x, y)) in enumerate(here.items()):
         ax.plot(x, y, color=INK, marker="*", markersize=11, linestyle=":", label=name)
     ax.set_xscale("symlog", linthresh=1000)
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     ax.set(xlabel="tokens trained on (0: pruned, not trained)", ylabel="tokens per verification", ylim=(1, None))
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
     ax.set_title("Held-out answers, four drafted tokens")
@@ -69,9 +70,9 @@ def fed(agreement: Mapping[str, Sequence[float]]) -> Figure:
 
 
 @styled
-def pool(cost: Mapping[str, float], accepted: Mapping[str, float]) -> Figure:
+def pool(cost: Mapping[str, float], accepted: Mapping[str, float], lookups: Collection[str] = ()) -> Figure:
     """Strength against price: each drafter's acceptance rate and its cost c, on the speed-up that the theory gives
-    to any such pair at its best gamma."""
+    to any such pair at its best gamma. ``lookups`` often propose nothing, which the theory does not know: hollow."""
     figure = Figure(figsize=(WIDTH, 3.9), layout="constrained")
     ax = figure.subplots()
     low = min(min(cost.values()) / 2, .004)
@@ -83,8 +84,12 @@ def pool(cost: Mapping[str, float], accepted: Mapping[str, float]) -> Figure:
     ax.clabel(lines, fmt=lambda v: "no gain" if v < 1.01 else f"{v:g}x", fontsize=9)
     for index, name in enumerate(cost):
         colour, marker = look(name, index)
-        ax.plot(cost[name], accepted[name], color=colour, marker=marker, markersize=10, linestyle="none", label=name)
+        hollow = name in lookups
+        ax.plot(cost[name], accepted[name], color=colour, marker=marker, markersize=10, linestyle="none",
+                markerfacecolor="white" if hollow else colour, markeredgewidth=2 if hollow else 1,
+                label=f"{name}, where it proposes" if hollow else name)
     ax.set_xscale("log")
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.set(xlabel="c, cost of a drafted token in target passes", ylabel="share of looked-at drafts accepted",
            ylim=(0, .9), xlim=(low, .6))
     ax.grid(False)
