@@ -67,7 +67,7 @@ class Selection:
                 late.append((request, choice))
         self._begin_moves(late)
         for request, choice in late:
-            if self._ready(choice.drafter, request):            # read at once, inline
+            if self._ready(choice.drafter, request):
                 self.moves.pop(request.id, None)
                 self._give(request, choice, room)
             elif self._ready(request.drafter, request):
@@ -128,6 +128,7 @@ class Selection:
             by_name.setdefault(choice.drafter, []).append(request)
         for name, requests in by_name.items():
             self._read(name, requests)
+        self._settle(self.catch_ups.collect())      # inline they have been read by now
 
     def _read(self, name: str, requests: list[Request]) -> None:
         """Have a drafter catch up on those requests that it is not reading already."""
@@ -194,6 +195,7 @@ class Selection:
                     by_name.setdefault(name, []).append(by_id[number])
         for name, wanted in by_name.items():
             self._read(name, [r for r in wanted if self._misses(name, r)])
+        self._settle(self.catch_ups.collect())
 
     def _misses(self, name: str, request: Request) -> bool:
         return name not in self.engine.retired and self.engine.drafter_called(name).missing(request) > 0

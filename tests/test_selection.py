@@ -1,0 +1,476 @@
+"""Selection in the engine: whatever a policy does, texts stay, limits hold, and what it is told is true."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import warnings
+from collections import Counter, defaultdict
+
+import numpy as np
+import pytest
+import test_engine_law as law
+import test_engine_service
+import tiny
+from hypothesis import given, settings, strategies as st
+
+from spin_core.draft import ModelDrafter, catchup
+from spin_core.engine import Engine
+from spin_core.request import FinishReason, SamplingParams
+from spin_core.select import NAMES, Choice, Selector, make
+
+POOL = ["near", "subset", "other", "short", "ngram", "ngram+near"]
+POLICIES = [name for name in NAMES if not name.startswith("fixed:")] + ["fixed:near"]
+GREEDY = SamplingParams(max_new_tokens=16, stop_ids=())
+
+
+class Restless(Selector):
+    """Another drafter, another gamma and other wishes in every step; remembers what it was told."""
+
+    def __init__(self, arms, seed: int = 0, probes: float = 0.3, gamma: int = 4) -> None:
+        super().__init__(arms, gamma=gamma, seed=seed)
+        self.probes = probes
+        self.outcomes, self.scores, self.finished = [], [], []
+
+    def weights(self, seats):
+        return self.rng.random((len(seats), len(self.arms)))
+
+    def lengths(self, seats, arms):
+        return self.rng.integers(0, self.gamma[arms] + 1)
+
+    def probe(self, seats):
+        return {s.request: [a for a in self.arms if self.rng.random() < self.probes] for s in seats}
+
+    def observe(self, outcomes):
+        self.outcomes += outcomes
+
+    def scored(self, scores):
+        self.scores += scores
+
+    def finish(self, request):
+        self.finished.append(request)
+
+
+def drain(engine: Engine) -> None:
+    while engine.queue or engine.running:
+        engine.step()
+
+
+def plain(prompt: list[int], count: int = 16) -> list[int]:
+    return test_engine_service.plain(prompt, count)
+
+
+def steps(engine: Engine):
+    return [e for e in engine.trace.events if e.kind == "step"]
+
+
+def assert_served(engine: Engine, requests, capacities=None) -> None:
+    """A sound trace, nothing left of anybody, and no drafter ever with more requests than it may have."""
+    tiny.assert_sound(engine, requests)
+    assert not engine.selection.catch_ups.jobs and not engine.selection.served and not engine.selection.moves
+    pinned = {r.id: r.drafter for r in requests if r.pinned}
+    for (step, name), members in groups(engine).items():
+        own = sum(pinned.get(e.request) == name for e in members)
+        assert name == "none" or len(members) <= max((capacities or {}).get(name, 99), own)
+
+
+def groups(engine: Engine):
+    found = defaultdict(list)
+    for event in steps(engine):
+        found[event.step, event.drafter].append(event)
+    return found
+
+
+# ---- texts
+
+actions = st.one_of(
+    st.tuples(st.just("submit"), st.lists(st.integers(0, tiny.VOCAB - 1), min_size=1, max_size=40), st.integers(1, 25)),
+    st.tuples(st.just("pinned"), st.lists(st.integers(0, tiny.VOCAB - 1), min_size=1, max_size=9), st.integers(1, 25)),
+    st.tuples(st.just("step"), st.integers(1, 6)), st.tuples(st.just("step"), st.integers(1, 6)),
+    st.tuples(st.just("cancel"), st.integers(0, 9)))
+
+
+@pytest.mark.parametrize("policy", [*POLICIES, "restless"])
+@settings(max_examples=5, deadline=None)
+@given(script=st.lists(actions, min_size=4, max_size=14), capacities=st.dictionaries(
+    st.sampled_from(POOL), st.integers(0, 2)), fast=st.booleans(), seed=st.integers(0, 99), chunk=st.sampled_from([4, 512]))
+def test_no_policy_changes_a_greedy_text(policy, script, capacities, fast, seed, chunk):
+    selector = Restless(POOL, seed) if policy == "restless" else make(policy, POOL, gamma=3, seed=seed)
+    engine = Engine(tiny.family(), max_batch=4, selector=selector, capacities=capacities, fast_switching=fast,
+                    prefill_chunk=chunk)
+    requests = []
+    for kind, *what in script:
+        if kind == "step":
+            for _ in range(what[0]):
+                engine.step()
+        elif kind == "cancel":
+            if requests:
+                engine.cancel(requests[what[0] % len(requests)])
+        else:
+            own = {"drafter": "near", "gamma": 2} if kind == "pinned" else {}
+            requests.append(engine.submit(what[0], SamplingParams(max_new_tokens=what[1]), **own))
+    drain(engine)
+    assert_served(engine, requests, capacities)
+    for request in requests:
+        if request.finish_reason is FinishReason.CANCELLED:
+            request.params = request.params.with_(max_new_tokens=len(request.output_ids))
+        tiny.assert_greedy(engine.family.target, request)
+        if request.pinned:
+            assert {e.drafter for e in steps(engine) if e.request == request.id and e.emitted} <= {"near"}
+
+
+@pytest.mark.parametrize("fast", [True, False], ids=["fast", "waiting"])
+def test_the_law_of_sampled_texts_is_the_targets_under_random_switching(fast):
+    selector = Restless(["other", "subset", "near", "ngram", "ngram+other"], gamma=2, probes=0.1)
+    engine = Engine(law.family(), max_batch=256, max_len=16, selector=selector, fast_switching=fast)
+    params = [law.PLAIN.with_(seed=s) for s in range(5000)]
+    seen = Counter(tuple(r.output_ids) for r in engine.generate([law.PROMPT] * len(params), params))
+    assert law.p_value(seen, law.law(law.PLAIN)) > 1e-3
+    drafted = Counter(e.drafter for e in steps(engine) if e.drafted)
+    assert min(drafted.values()) > 200 and len(drafted) == 5
+    assert 0 < engine.trace.metrics()["acceptance_rate"] < 1
+
+
+def test_requests_with_a_drafter_of_their_own_keep_it_and_take_their_place_first():
+    engine = Engine(tiny.family(), max_batch=4, selector=Restless(["near", "ngram"]), capacities={"near": 2})
+    own = [engine.submit([i, 4], GREEDY, drafter="near", gamma=2) for i in range(2)]
+    others = [engine.submit([i, 5], GREEDY) for i in range(2)]
+    engine.step()
+    while any(not r.finished for r in own):
+        engine.step()
+    both = {e.step for e in steps(engine) if e.request == own[0].id} & {e.step for e in steps(engine)
+                                                                       if e.request == own[1].id}
+    drain(engine)
+    assert all(e.drafter == "near" for e in steps(engine) if e.request in (own[0].id, own[1].id))
+    assert not [e for e in steps(engine) if e.step in both and e.request in (others[0].id, others[1].id)
+                and e.drafter == "near"]
+    assert_served(engine, own + others, {"near": 2})
+
+
+# ---- what the selector is told
+
+def test_seconds_are_shared_out_completely():
+    selector = Restless(POOL, probes=0)
+    engine = Engine(tiny.family(), max_batch=6, selector=selector)
+    requests = engine.generate([[i, 4, i] for i in range(9)], GREEDY)
+    told = iter(selector.outcomes)
+    for step in range(engine.steps):
+        events = [e for e in steps(engine) if e.step == step]
+        outcomes = [next(told) for _ in events]
+        assert [(o.request, o.drafter, o.drafted, o.accepted, o.emitted) for o in outcomes] == [
+            (e.request, e.drafter, len(e.drafted), e.accepted, len(e.emitted)) for e in events]
+        for name in {e.drafter for e in events}:
+            group = [o for o in outcomes if o.drafter == name]
+            seconds = next(e.draft_seconds for e in events if e.drafter == name)
+            assert sum(o.draft_seconds for o in group) == pytest.approx(seconds)
+            if any(o.drafted for o in group):           # by drafted tokens
+                assert all(o.draft_seconds == pytest.approx(seconds * o.drafted / sum(g.drafted for g in group))
+                           for o in group)
+        whole = events[0].target_seconds + events[0].verify_seconds
+        alone = all(e.context != len(r.prompt_ids) for e in events for r in requests if r.id == e.request)
+        told_of = sum(o.verify_seconds for o in outcomes)
+        assert told_of == pytest.approx(whole) if alone else 0 < told_of <= whole * (1 + 1e-9)
+        assert all(o.valid and o.target_seconds == events[0].target_seconds for o in outcomes)
+        if alone:
+            assert outcomes[0].rows == sum(o.drafted + 1 for o in outcomes)
+    assert next(told, None) is None and sorted(selector.finished) == sorted(r.id for r in requests)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_reading_along_says_what_the_drafter_would_have_drafted(fast):
+    selector = Restless(POOL, probes=0.5)
+    engine = Engine(tiny.family(), max_batch=3, selector=selector, fast_switching=fast)
+    requests = {r.id: r for r in engine.generate([[i, 4, i, 4] for i in range(6)], SamplingParams(max_new_tokens=30))}
+    hits = {(r.id, name): first_hits(name, r) for r in requests.values() for name in POOL}
+    told = Counter()
+    for score in selector.scores:
+        truth = hits[score.request, score.drafter]
+        runs = [truth[i:i + len(score.hits)] for i in range(len(truth) - len(score.hits) + 1)]
+        assert list(score.hits) in runs and score.seconds >= 0
+        told[score.drafter] += len(score.hits)
+    assert set(told) == set(POOL) and min(told.values()) > 10
+    read = [e for e in engine.trace.events if e.kind == "catch_up"]
+    assert len({e.drafter for e in read}) == len(POOL) and any(e.catch_up_tokens for e in read)
+    metrics = engine.trace.metrics()
+    assert metrics["catch_up_tokens"] == sum(e.catch_up_tokens for e in read)
+    assert metrics["catch_up_seconds"] > 0 and metrics["seconds"]["select"] > 0
+
+
+def first_hits(name: str, request) -> list[float]:
+    """Asked before every token of the output, would that drafter have said it?"""
+    engine = Engine(tiny.family(), name, max_batch=1)
+    drafter, grows, out = engine.drafter_called(name), request.snapshot(), []
+    grows.output_ids, grows.slot = [], 0
+    for token in request.output_ids:
+        room = drafter.max_context - grows.length
+        said = drafter.propose([grows], [1]).tokens.tolist() if room > 0 else []
+        drafter.rollback(0, grows.length)
+        out.append(float(said == [token]))
+        grows.output_ids.append(token)
+    return out
+
+
+def test_a_step_that_fails_is_reported_as_failed():
+    """NaN behind one token: that request fails, its mates' outcomes are valid."""
+    bad = plain([1, 4])[6]
+    selector = Restless(["near", "ngram"])
+    engine = Engine(test_engine_service.poisoned(bad), max_batch=3, selector=selector)
+    requests = engine.generate([[1, 4], [2, 9], [3, 9]], GREEDY)
+    assert requests[0].finish_reason is FinishReason.ERROR
+    failed = [o for o in selector.outcomes if not o.valid]
+    assert {o.request for o in failed} == {r.id for r in requests if r.finish_reason is FinishReason.ERROR}
+    assert all(o.failed and o.emitted == 0 for o in failed)
+    assert len(selector.outcomes) > 3 * len(failed)
+    assert_served(engine, requests)
+
+
+# ---- drafters and selectors that fail
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_drafter_that_raises_leaves_the_pool_and_its_requests_go_on(policy, fast, monkeypatch):
+    selector = make(policy, ["near", "subset", "ngram"], gamma=3)
+    engine = Engine(tiny.family(), max_batch=3, selector=selector, fast_switching=fast)
+    calls = []
+
+    def failing(*args, inner=engine.drafters["near"].propose):
+        calls.append(args)
+        if len(calls) == 3:
+            raise RuntimeError("out of ideas")
+        return inner(*args)
+
+    monkeypatch.setattr(engine.drafters["near"], "propose", failing)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        requests = engine.generate([[i, 4, i, 4] for i in range(9)], GREEDY)
+    assert all(r.output_ids == plain(r.prompt_ids) for r in requests)
+    assert_served(engine, requests)
+    if len(calls) >= 3:         # it was asked that often
+        assert len(calls) == 3 and len(warned) == 1 and not selector.alive[selector.index["near"]]
+        last = max(e.step for e in steps(engine) if e.drafter == "near")
+        assert last < engine.steps - 1 or policy == "fixed:near"
+    if policy in ("fixed:near", "random"):
+        assert len(calls) == 3
+
+
+def breaks(drafter, monkeypatch, what) -> None:
+    """``what(stopped)`` is called before every catch-up of that drafter."""
+    inner = drafter.catch_up
+
+    def catch_up(requests, stopped=lambda: False):
+        what(stopped)
+        return inner(requests, stopped)
+
+    monkeypatch.setattr(drafter, "catch_up", catch_up)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_drafter_that_raises_while_it_reads_is_retired(fast, monkeypatch):
+    def fail(stopped):
+        raise MemoryError("no room")
+
+    selector = Restless(["near", "subset"], probes=1)
+    engine = Engine(tiny.family(), max_batch=3, selector=selector, fast_switching=fast)
+    breaks(engine.drafters["near"], monkeypatch, fail)
+    with pytest.warns(RuntimeWarning, match="drafter 'near' raised MemoryError: no room"):
+        requests = engine.generate([[i, 4, i, 4] * 6 for i in range(9)], GREEDY)
+    assert all(r.output_ids == plain(r.prompt_ids) for r in requests) and "near" in engine.retired
+    assert not selector.alive[0] and any(e.drafter == "subset" and e.drafted for e in steps(engine))
+    assert_served(engine, requests)
+
+
+class Broken(Restless):
+    """Raises now and then, in whatever it is asked."""
+
+    def __getattribute__(self, name):
+        if name in ("assign", "observe", "probe", "scored", "finish") and object.__getattribute__(self, "rng").random() < .3:
+            raise ArithmeticError(f"{name} went wrong")
+        return object.__getattribute__(self, name)
+
+
+def test_a_selector_that_raises_costs_no_request():
+    engine = Engine(tiny.family(), max_batch=3, selector=Broken(POOL, probes=0.5), capacities={"near": 1})
+    with pytest.warns(RuntimeWarning, match="the selector raised ArithmeticError in assign: assign went wrong"):
+        requests = engine.generate([[i, 4, i, 4] * 6 for i in range(9)], GREEDY)
+    assert all(r.output_ids == plain(r.prompt_ids) for r in requests)
+    assert len({e.drafter for e in steps(engine)}) > 3
+    assert_served(engine, requests, {"near": 1})
+
+
+class Nonsense(Restless):
+    """Answers what cannot be done, now and then."""
+
+    def assign(self, seats, capacities=None):
+        choices = super().assign(seats, capacities)
+        for request in choices:
+            choices[request] = [choices[request], Choice("nobody", 3), Choice("near", -1), Choice("near", 2.5), None,
+                                Choice("near", 3)][self.rng.integers(6)]
+        return choices if self.rng.random() < 0.7 else {}
+
+
+def test_a_selector_that_answers_nonsense_costs_no_request():
+    engine = Engine(tiny.family(), max_batch=3, selector=Nonsense(POOL), capacities={"near": 1})
+    with pytest.warns(RuntimeWarning, match="'nobody' is none of its arms"):
+        requests = engine.generate([[i, 4, i, 4] * 6 for i in range(9)], GREEDY)
+    assert all(r.output_ids == plain(r.prompt_ids) for r in requests)
+    assert_served(engine, requests, {"near": 1})
+
+
+# ---- reading beside the others' work
+
+class Mover(Selector):
+    """The first arm for a while, then the second; gamma 3."""
+
+    def __init__(self, arms, after: int = 4) -> None:
+        super().__init__(arms, gamma=3)
+        self.after = after
+
+    def weights(self, seats):
+        return np.array([[float(a == self.arms[s.emitted >= self.after]) for a in self.arms] for s in seats])
+
+
+def test_a_request_drafts_with_its_old_drafter_while_the_new_one_reads(monkeypatch):
+    go = threading.Event()
+    engine = Engine(tiny.family(), max_batch=2, selector=Mover(["ngram", "same"]))
+    breaks(engine.drafters["same"], monkeypatch, lambda stopped: go.wait(20))
+    request = engine.submit([5, 6, 7] * 8, SamplingParams(max_new_tokens=50, stop_ids=()))
+    while len(request.output_ids) < 12:
+        engine.step()
+    assert {e.drafter for e in steps(engine)} == {"ngram"} and engine.selection.catch_ups.jobs
+    go.set()
+    while engine.selection.catch_ups.jobs and not engine.selection.catch_ups.jobs[0].done:
+        time.sleep(0.001)
+    drain(engine)
+    drafters = [e.drafter for e in steps(engine)]
+    assert drafters == sorted(drafters) and drafters.count("same") > 3      # it moved once, and stayed
+    read, = [e for e in engine.trace.events if e.kind == "catch_up"]
+    assert (read.drafter, read.request) == ("same", request.id) and 24 < read.catch_up_tokens < 36
+    moved = [e for e in steps(engine) if e.drafter == "same"]
+    assert all(e.accepted == len(e.drafted) for e in moved)                 # what it has read is right
+    tiny.assert_greedy(engine.family.target, request, stop_ids=())
+
+
+def test_without_fast_switching_everybody_waits_and_the_move_is_at_once():
+    engine = Engine(tiny.family(), max_batch=2, selector=Mover(["ngram", "same"]), fast_switching=False)
+    request, = engine.generate([[5, 6, 7] * 8], SamplingParams(max_new_tokens=30, stop_ids=()))
+    assert all(e.drafter == ("same" if e.context - 24 >= 4 else "ngram") for e in steps(engine) if e.context < 24 + 29)
+    assert [e.drafter for e in engine.trace.events if e.kind == "catch_up"] == ["same"]
+    tiny.assert_greedy(engine.family.target, request, stop_ids=())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_delays_change_no_text(seed, monkeypatch):
+    rng = random.Random(seed)
+    engine = Engine(tiny.family(), max_batch=4, selector=Restless(POOL, seed, probes=0.6))
+    for name in POOL:
+        breaks(engine.drafters[name], monkeypatch, lambda stopped: time.sleep(rng.choice([0, 0, 0.002, 0.01])))
+    requests = [engine.submit([i, 4, i, 5] * rng.randrange(1, 9), GREEDY) for i in range(12)]
+    for request in requests[::4]:
+        engine.step()
+        engine.cancel(request)
+    drain(engine)
+    assert all(r.output_ids == plain(r.prompt_ids, len(r.output_ids)) for r in requests)
+    assert all(len(r.output_ids) == 16 for r in requests if r.finish_reason is FinishReason.LENGTH)
+    assert_served(engine, requests)
+
+
+def test_chunks_read_what_one_pass_reads(monkeypatch):
+    found = []
+    for chunk in (3, 256):
+        monkeypatch.setattr("spin_core.draft.model.CHUNK", chunk)
+        drafter = ModelDrafter(tiny.family().drafters["near"], 2, tiny.MAX_CONTEXT, tiny.VOCAB)
+        requests = [test_engine_service.Engine(tiny.family(), "none").generate([p], GREEDY)[0] for p in ([1, 4], [7] * 11)]
+        for slot, request in enumerate(requests):
+            request.slot = slot
+        found.append([(f.tokens, f.first, f.hits) for f in drafter.catch_up(requests)])
+        assert drafter.runner.cache.lengths == [r.length - 1 for r in requests]
+    assert found[0] == found[1] and sum(h for _, _, hits in found[0] for h in hits) > 3
+
+
+def test_cancelling_ends_the_reading_before_the_slot_is_given_away(monkeypatch):
+    reading = threading.Event()
+
+    def read_for_ever(stopped):
+        reading.set()
+        while not stopped():
+            time.sleep(0.001)
+
+    engine = Engine(tiny.family(), max_batch=1, selector=Mover(["ngram", "near"], after=0))
+    breaks(engine.drafters["near"], monkeypatch, read_for_ever)
+    first = engine.submit([5, 6, 7] * 8, GREEDY)
+    second = engine.submit([8, 4] * 8, GREEDY.with_(max_new_tokens=3))
+    engine.step()
+    assert reading.wait(20) and engine.selection.catch_ups.jobs
+    engine.cancel(first)
+    assert not engine.selection.catch_ups.jobs and not any(engine.drafters["near"].runner.cache.lengths)
+    drain(engine)
+    assert second.output_ids == plain(second.prompt_ids, 3)
+    assert_served(engine, [first, second])
+
+
+@pytest.mark.parametrize("cancel", [True, False])
+def test_a_drafter_that_hangs_is_given_up_after_a_while(cancel, monkeypatch):
+    """Nobody waits for ever: neither who leaves nor who would like to move, and other drafters still get to read."""
+    monkeypatch.setattr(catchup, "PATIENCE", 0.5)
+    go = threading.Event()
+    selector = Restless(["near", "subset"], probes=1)
+    engine = Engine(tiny.family(), max_batch=2, selector=selector)
+    breaks(engine.drafters["near"], monkeypatch, lambda stopped: go.wait(60))
+    requests = [engine.submit([i, 4] * 12, SamplingParams(max_new_tokens=40, stop_ids=())) for i in range(2)]
+    for _ in range(3):
+        engine.step()
+    with pytest.warns(RuntimeWarning, match="drafter 'near' raised TimeoutError"):
+        if cancel:
+            engine.cancel(requests[0])
+        else:
+            time.sleep(0.6)
+        drain(engine)
+    assert "near" in engine.retired
+    until = time.monotonic() + 20
+    while not any(s.drafter == "subset" for s in selector.scores) and time.monotonic() < until:
+        requests += engine.generate([[7, 4] * 12], SamplingParams(max_new_tokens=40, stop_ids=()))
+    go.set()
+    assert time.monotonic() < until, "the other drafter never got to read"
+    assert all(r.output_ids == plain(r.prompt_ids, len(r.output_ids)) for r in requests)
+    assert_served(engine, requests)
+
+
+def test_the_worker_ends_with_its_engine():
+    def workers() -> int:
+        return sum(t.name == "spin-catch-up" for t in threading.enumerate())
+
+    import gc
+    gc.collect()
+    before = workers()
+    engine = Engine(tiny.family(), selector="random")
+    engine.generate([[1, 2]], GREEDY)
+    assert workers() == before + 1
+    del engine
+    gc.collect()
+    until = time.monotonic() + 20
+    while workers() > before and time.monotonic() < until:
+        time.sleep(0.005)
+    assert workers() == before
+
+
+# ---- what cannot be asked for
+
+@pytest.mark.parametrize("options, reason", [
+    (dict(capacities={"near": 2}), "capacities need a selector"),
+    (dict(selector="spin", capacities={"nobody": 2}), "'nobody' cannot have 2 places"),
+    (dict(selector="spin", capacities={"near": -1}), "'near' cannot have -1 places"),
+    (dict(selector="spin", capacities={"near": 1.5}), "'near' cannot have 1.5 places"),
+    (dict(selector="best"), "unknown selection policy 'best'"),
+    (dict(selector=Restless(["near", "nobody"])), "unknown drafter 'nobody'"),
+    (dict(selector=Restless(["near", "near+ngram"])), r"unknown drafter 'near\+ngram'")])
+def test_impossible_selections_are_refused(options, reason):
+    with pytest.raises(ValueError, match=reason):
+        Engine(tiny.family(), **options)
+
+
+def test_gamma_without_a_drafter_is_refused_where_a_selector_decides():
+    engine = Engine(tiny.family(), selector="spin")
+    with pytest.raises(ValueError, match="gamma is for requests that name their drafter"):
+        engine.submit([1, 2], gamma=2)
+    assert not engine.trace.events
