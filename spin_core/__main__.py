@@ -72,6 +72,7 @@ def _generate(args) -> int:
     from spin_core import provenance, zoo
     from spin_core.engine import Engine
     from spin_core.request import FinishReason, SamplingParams
+    from spin_core.runtime.tensor_parallel import processes, speaks
     from spin_core.workloads import load_workload
 
     if args.draft_model and not args.target:
@@ -84,10 +85,14 @@ def _generate(args) -> int:
     if args.workload:
         prompts = [p.messages for p in load_workload(args.workload, split="test" if args.workload in
                                                      _workload_names() else None, limit=args.limit)]
-    family = zoo.load(target=args.target, drafters=args.draft_model or [], device=args.device) if args.target \
-        else zoo.load("smollm2", device=args.device)
+    if processes() > 1 and not args.target:
+        raise ValueError("torchrun is for a --target: the embedded one fits any device, and its drafters need it whole")
+    family = zoo.load(target=args.target, drafters=args.draft_model or [], device=args.device, parts=processes()) \
+        if args.target else zoo.load("smollm2", device=args.device)
     engine = Engine(family, args.drafter, args.gamma, max_batch=args.batch)
     requests = engine.generate(prompts, params)
+    if not speaks():
+        return 0
     for request in requests:
         if len(requests) > 1:
             print(f"--- request {request.id}: {len(request.output_ids)} tokens, {request.finish_reason.value}")

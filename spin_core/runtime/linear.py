@@ -47,7 +47,7 @@ def can_pack(weight: Tensor) -> bool:
 def pack_linears(model: nn.Module) -> int:
     """Replace every packable ``nn.Linear`` of ``model`` by its packed form; return how many were replaced."""
     found = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()
-             if type(child) is nn.Linear and can_pack(child.weight)]
+             if type(child) is nn.Linear and can_pack(child.weight) and "forward" not in vars(child)]   # not sharded
     for parent, name, child in found:
         setattr(parent, name, PackedLinear(child))
     return len(found)

@@ -13,6 +13,7 @@ from spin_core.runtime.attention import Ragged, attach
 from spin_core.runtime.batch import RaggedBatch
 from spin_core.runtime.cache import SlotCache
 from spin_core.runtime.linear import pack_linears
+from spin_core.runtime.tensor_parallel import local_heads
 
 
 class ModelRunner:
@@ -40,10 +41,11 @@ class ModelRunner:
         if not heads:
             raise NotImplementedError(f"{type(model).__name__} has no attention heads, so there is nothing to cache")
         self.num_layers = config.num_hidden_layers
-        self.cache = SlotCache(self.num_layers, slots, getattr(config, "num_key_value_heads", None) or heads,
-                               max_len, getattr(config, "head_dim", None) or config.hidden_size // heads,
+        kv_heads = local_heads(model, getattr(config, "num_key_value_heads", None) or heads)
+        self.cache = SlotCache(self.num_layers, slots, kv_heads, max_len,
+                               getattr(config, "head_dim", None) or config.hidden_size // heads,
                                model.dtype, model.device)
-        self.attention = Attention(verification, heads, self.cache)
+        self.attention = Attention(verification, local_heads(model, heads), self.cache)
         self.vocab_size = vocab_size
         self.device = model.device
         self.states: Tensor | None = None

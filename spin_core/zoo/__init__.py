@@ -29,7 +29,7 @@ __all__ = ["BUILTIN", "CachedFile", "CorruptFileError", "DraftModel", "Family", 
 
 def load(name: str = "smollm2", *, target: str | Path | None = None,
          drafters: Sequence[str | Path | DraftModel] | None = None,
-         device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Family:
+         device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, parts: int = 1) -> Family:
     """Load a target, its tokenizer and its drafters.
 
     ``name`` is a built-in family; ``target``, if given, is used instead: a folder with a Hugging Face causal
@@ -42,7 +42,8 @@ def load(name: str = "smollm2", *, target: str | Path | None = None,
     * a :class:`DraftModel`, whose vocabulary is the caller's word.
 
     "ngram" and "none" may be listed and add nothing: every engine has them. All models are put on ``device``
-    in ``dtype``, except those that come as DraftModel objects.
+    in ``dtype``, except those that come as DraftModel objects. With ``parts`` the target is spread over as many
+    processes (:mod:`spin_core.runtime.tensor_parallel`).
 
     Raises ValueError for unknown names, models that cannot be loaded and drafters that do not fit the target,
     :class:`FetchError` when a download fails, :class:`CorruptFileError` when a cached file is wrong.
@@ -60,7 +61,7 @@ def load(name: str = "smollm2", *, target: str | Path | None = None,
         source, known = ensure(name), pruned.shipped()
     else:
         name, source, known = _last_part(target), target, {}
-    model = huggingface.load_model(source, "target", device, dtype)
+    model = huggingface.load_model(source, "target", device, dtype, parts)
     tokenizer = huggingface.load_tokenizer(source, "target")
     if tokenizer is None:
         raise ValueError(f"target {str(source)!r} has no tokenizer")

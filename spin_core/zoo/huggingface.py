@@ -36,19 +36,22 @@ def is_hub_name(source: str) -> bool:
     return bool(_HUB_NAME.fullmatch(source)) and not Path(source).exists()
 
 
-def load_model(source: str | Path, role: str, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """A causal LM from a folder or a hub name, in eval mode, without gradients.
+def load_model(source: str | Path, role: str, device: torch.device, dtype: torch.dtype,
+               parts: int = 1) -> PreTrainedModel:
+    """A causal LM from a folder or a hub name, in eval mode, without gradients; over ``parts`` processes.
 
     ``role`` ("target", "drafter") is for the error: ValueError names it, the source and the reason.
     """
     from transformers import AutoModelForCausalLM
+
+    from spin_core.runtime.tensor_parallel import sharding
 
     if _is_local(source):
         _check_safetensors(Path(source), role)
     with quiet(), _named_errors(source, role):
         model, info = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, use_safetensors=True, local_files_only=_is_local(source),
-            output_loading_info=True, **_SAFE)
+            output_loading_info=True, **sharding(parts), **_SAFE)
         if missing := sorted(info["missing_keys"]):
             raise ValueError(f"its safetensors lack {missing[0]}"
                              + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""))
