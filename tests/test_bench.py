@@ -27,13 +27,13 @@ def test_a_report_prints_a_table_and_then_its_bars(capsys):
 
 
 def test_the_json_names_machine_versions_and_bars(monkeypatch, tmp_path, capsys):
-    report = Report("x", [{"a": 1}], [Bar("ratio", 2.0, ">= 1.0")])
+    report = Report("x", [{"a": 1, "gap": float("inf")}], [Bar("ratio", 2.0, ">= 1.0")])
     monkeypatch.setattr(bench, "module", lambda name: SimpleNamespace(run=lambda args: report))
     out = tmp_path / "deep" / "x.json"
     bench.run("x", SimpleNamespace(json=str(out)))
     written = json.loads(out.read_text())
     assert written["bars"] == [{"name": "ratio", "value": 2.0, "target": ">= 1.0", "holds": True}]
-    assert written["rows"] == [{"a": 1}] and written["versions"]["torch"] == torch.__version__
+    assert written["rows"] == [{"a": 1, "gap": None}] and written["versions"]["torch"] == torch.__version__
     assert list(out.parent.iterdir()) == [out]
 
 

@@ -252,10 +252,15 @@ def test_resume_change_and_lost_files(ran, tmp_path, monkeypatch):
     assert again()[0] == ["01_good", "05_last"], "what failed last is not finished, whatever was before"
 
 
-def test_damaged_state_is_named(tmp_path):
-    (tmp_path / "state.json").write_text('{"01')
+def test_damaged_state_is_named(tmp_path, capsys):
+    state = tmp_path / "runs" / "default" / "state.json"
+    state.parent.mkdir(parents=True)
+    state.write_text('{"01')
     with pytest.raises(ValueError, match="state.json is damaged"):
-        runner.State(tmp_path / "state.json")
+        runner.State(state)
+    write(tmp_path / "01_any.ipynb", "1")
+    assert main(["--output", str(tmp_path), "--device", "cpu"], notebooks=tmp_path) == 2
+    assert "state.json is damaged" in capsys.readouterr().err
 
 
 def test_a_cell_over_the_limit_is_a_failure(tmp_path):

@@ -66,6 +66,9 @@ def main(arguments: list[str] | None = None, *, notebooks: Path = ROOT / "notebo
     except KeyboardInterrupt:
         print("interrupted; finished notebooks are kept, the same command goes on from here", file=sys.stderr)
         return 130
+    except ValueError as error:         # of the state kept from earlier runs; notebooks fail one by one
+        print(f"error: {error}", file=sys.stderr)
+        return 2
 
     failed = {job.name: job.error for job in jobs if job.status == "failed"}
     if options.store:
