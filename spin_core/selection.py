@@ -6,6 +6,7 @@ raises or answers nonsense is ignored for that step, and the requests stay where
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections import Counter
@@ -85,10 +86,17 @@ class Selection:
                 room[choice.drafter] = left - 1
         request.drafter, request.gamma = choice
 
-    def _seat(self, request: Request) -> Seat:
+    def _seat(self, request: Request, look: bool = True) -> Seat:
         last = min(request.remaining, self.engine.max_len - request.length)     # tokens that may still come
         return Seat(request.id, len(request.output_ids), request.length, max(0, last - 1),
-                    request.drafter if request.id in self.served else None)
+                    request.drafter if request.id in self.served else None, self._found(request) if look else None)
+
+    def _found(self, request: Request) -> int | None:
+        """How many tokens prompt lookup has for the request, where it is in the pool."""
+        lookup = self.engine.drafters.get("ngram")
+        if lookup is None or "ngram" not in self.selector.index:
+            return None
+        return lookup.available(request, int(self.selector.gamma.max()))
 
     def _checked(self, choices: Any, request: Request) -> Choice:
         """The selector's choice, or the last step's where it made none that can be."""
@@ -112,7 +120,7 @@ class Selection:
             return False
         try:
             drafter = self.engine.drafter_called(name)
-            return drafter.missing(request) <= drafter.reads_along
+            return drafter.quick or drafter.missing(request) <= drafter.reads_along
         except Exception as error:
             self.engine.retire(name, error)
             return False
@@ -150,7 +158,7 @@ class Selection:
                                       context=request.length, catch_up_tokens=found.tokens,
                                       catch_up_seconds=share * job.seconds)
                 if found.hits:
-                    scores.append(Scored(request.id, job.name, [float(hit or 0) for hit in found.hits],
+                    scores.append(Scored(request.id, job.name, [math.nan if hit is None else float(hit) for hit in found.hits],
                                          share * job.seconds))
             if scores:
                 self._ask("scored", lambda: self.selector.scored(scores))
@@ -186,19 +194,21 @@ class Selection:
     def _probe(self, requests: list[Request]) -> None:
         """Have drafters read along that the selector wants to know more about."""
         by_id = {r.id: r for r in requests}
-        wishes = self._ask("probe", lambda: dict(self.selector.probe([self._seat(r) for r in requests])), {})
+        seats = [self._seat(r, look=False) for r in requests]       # who looks now has nothing left to read along
+        wishes = self._ask("probe", lambda: dict(self.selector.probe(seats)), {})
         by_name: dict[str, list[Request]] = {}
         for number, names in wishes.items():
             for name in names:
-                # the current drafter's outcome says it all, and its cache is in use
-                if number in by_id and name in self.selector.arms and name != by_id[number].drafter:
+                if number in by_id and name in self.selector.index:
                     by_name.setdefault(name, []).append(by_id[number])
         for name, wanted in by_name.items():
             self._read(name, [r for r in wanted if self._misses(name, r)])
         self._settle(self.catch_ups.collect())
 
     def _misses(self, name: str, request: Request) -> bool:
-        return name not in self.engine.retired and self.engine.drafter_called(name).missing(request) > 0
+        """Is there something to read? What a model drafts itself it need not read beforehand."""
+        drafter = self.engine.drafter_called(name)
+        return (drafter.quick or name != request.drafter) and drafter.missing(request) > 0
 
     # ---- leaving
 

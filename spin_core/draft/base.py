@@ -87,6 +87,7 @@ class Drafter(ABC):
     name: str
     max_context: int
     reads_along: int = 16       # missing tokens that make a ``propose`` hardly dearer: no need to catch up first
+    quick: bool = False         # reading costs next to nothing
 
     @abstractmethod
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
@@ -96,7 +97,7 @@ class Drafter(ABC):
         """Forget everything beyond ``length`` tokens of the request in ``slot``; 0 forgets the request."""
 
     def missing(self, request: Request) -> int:
-        """How many committed tokens a catch-up would read: all that this drafter has not, but the last."""
+        """How many committed tokens a catch-up would read. (A model leaves the last one to the next draft.)"""
         return 0
 
     def catch_up(self, requests: list[Request], stopped: Callable[[], bool] = never) -> list[CaughtUp]:
@@ -108,7 +109,7 @@ class NullDrafter(Drafter):
     """Proposes nothing: the engine then decodes plainly, one token per step."""
 
     name = "none"
-    max_context = reads_along = 2**31
+    max_context, quick = 2**31, True
 
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
         return Draft.empty(len(requests))

@@ -114,7 +114,7 @@ def _work(queue: SimpleQueue, device: torch.device) -> None:
 
 
 class CatchUps:
-    """The jobs under way. ``executor`` runs them: :class:`Inline` or a :class:`Worker`."""
+    """The jobs under way. ``executor`` runs them: :class:`Inline` or a :class:`Worker`; quick ones run at once."""
 
     def __init__(self, executor: Inline | Worker) -> None:
         self.executor = executor
@@ -123,7 +123,10 @@ class CatchUps:
     def start(self, name: str, drafter: Drafter, requests: list[Request]) -> None:
         job = Job(name, drafter, requests)
         self.jobs.append(job)
-        self.executor.submit(job)
+        if drafter.quick:
+            job.run()
+        else:
+            self.executor.submit(job)
 
     def reading(self, name: str, slot: int) -> bool:
         """Is that drafter still at work on the request in ``slot``?"""

@@ -23,7 +23,7 @@ class CompositeDrafter(Drafter):
     def __init__(self, lookup: Drafter, fallback: Drafter) -> None:
         self.name = f"{lookup.name}+{fallback.name}"
         self.lookup, self.fallback = lookup, fallback
-        self.reads_along = fallback.reads_along
+        self.quick = fallback.quick
 
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
         found = self.lookup.propose(requests, counts)

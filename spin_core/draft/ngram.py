@@ -16,7 +16,7 @@ class NgramDrafter(Drafter):
     """
 
     name = "ngram"
-    max_context = reads_along = 2**31
+    max_context, quick = 2**31, True
 
     def __init__(self, longest: int = 3, shortest: int = 2) -> None:
         if not 1 <= shortest <= longest:
@@ -29,24 +29,28 @@ class NgramDrafter(Drafter):
         return Draft.one_hot([self._lookup(r, count) if count else [] for r, count in zip(requests, counts)])
 
     def missing(self, request: Request) -> int:
-        return max(0, request.length - 1 - len(self.index.get(request.slot, ([],))[0]))
+        return max(0, request.length - len(self.index.get(request.slot, ([],))[0]))
 
     def catch_up(self, requests: list[Request], stopped: Callable[[], bool] = never) -> list[CaughtUp]:
-        return [self._read(r, r.length - 1) for r in requests]
+        return [self._read(r) for r in requests]
+
+    def available(self, request: Request, most: int) -> int:
+        """How many tokens, at most ``most``, would be proposed now."""
+        return len(self._lookup(request, most))
 
     def _lookup(self, request: Request, count: int) -> list[int]:
-        self._read(request, request.length)
+        self._read(request)
         return self._continuation(request.slot, count)
 
     def _text(self, slot: int) -> tuple[list[int], dict[tuple[int, ...], int]]:
         return self.index.setdefault(slot, ([], {}))
 
-    def _read(self, request: Request, length: int) -> CaughtUp:
-        """Index the committed sequence up to ``length`` tokens."""
+    def _read(self, request: Request) -> CaughtUp:
+        """Index what is new of the committed sequence."""
         seen, following = self._text(request.slot)
         prompt = len(request.prompt_ids)
         found = CaughtUp(0, max(prompt, len(seen)))
-        for token in request.tail(len(seen))[:max(0, length - len(seen))]:
+        for token in request.tail(len(seen)):
             if len(seen) >= prompt:
                 guess = self._continuation(request.slot, 1)
                 found.hits.append(guess == [token] if guess else None)

@@ -51,7 +51,7 @@ class TableDrafter(Drafter):
     One-hot; the last three tokens determine it, so it keeps nothing of a request but how far it was scored.
     """
 
-    max_context = reads_along = 2**31
+    max_context, quick = 2**31, True
 
     def __init__(self, table: DraftTable) -> None:
         self.name, self.vocab_size = table.name, table.vocab_size
