@@ -3,11 +3,12 @@
 from spin_core.lessons.exercises import Answer, check_choose_gamma, check_replacement_law
 from spin_core.lessons.law import LawTest, disguise, joint_law, law_test
 from spin_core.lessons.measure import full_steps, goodput, phase_milliseconds, sweep
-from spin_core.lessons.show import measured, modelled, show
+from spin_core.lessons.pieces import check_merge, check_rows
+from spin_core.lessons.show import measured, modelled, published, show
 from spin_core.lessons.steps import Place, Step, read_steps
 
 __all__ = [
-    "Answer", "LawTest", "Place", "Step", "check_choose_gamma", "check_replacement_law", "disguise",
-    "full_steps", "goodput", "joint_law", "law_test", "measured", "modelled", "phase_milliseconds",
-    "read_steps", "show", "sweep",
+    "Answer", "LawTest", "Place", "Step", "check_choose_gamma", "check_merge", "check_replacement_law",
+    "check_rows", "disguise", "full_steps", "goodput", "joint_law", "law_test", "measured", "modelled",
+    "phase_milliseconds", "published", "read_steps", "show", "sweep",
 ]

@@ -29,7 +29,7 @@ class Answer:
                 f"{html.escape(repr(self))}</div>")
 
 
-_OPEN = Answer("open", "Not solved yet: replace the ... above and run both cells again.")
+OPEN = Answer("open", "Not solved yet: replace the ... above and run both cells again.")
 
 
 def check_replacement_law(solution: Callable) -> Answer:
@@ -50,7 +50,7 @@ def check_replacement_law(solution: Callable) -> Answer:
         except Exception as error:
             return Answer("wrong", f"Your function raised {type(error).__name__}: {error}")
         if answer is None or answer is Ellipsis:
-            return _OPEN
+            return OPEN
         example = f"for p = {_show(p)} and q = {_show(q)}"
         try:
             answer = np.asarray(answer, float)
@@ -83,7 +83,7 @@ def check_choose_gamma(solution: Callable) -> Answer:
         except Exception as error:
             return Answer("wrong", f"choose_gamma({alpha}, {cost}) raised {type(error).__name__}: {error}")
         if answer is None or answer is Ellipsis:
-            return _OPEN
+            return OPEN
         best, gain = theory.best_gamma(alpha, cost)
         if isinstance(answer, bool) or not isinstance(answer, (int, np.integer)):
             return Answer("wrong",

@@ -29,3 +29,8 @@ def measured(label: str, x, y, **more) -> dict:
 def modelled(label: str, x, y, *, source: str, **more) -> dict:
     """A series of numbers computed by a formula; ``source`` names it."""
     return dict(label=label, kind="modelled", source=source, x=x, y=y, **more)
+
+
+def published(label: str, x, y, *, source: str, **more) -> dict:
+    """A series of numbers from a paper; ``source`` names it."""
+    return dict(label=label, kind="published", source=source, x=x, y=y, **more)

@@ -4,7 +4,8 @@ The picture is one PNG in the widget's state, so a stored notebook holds the las
 not run (papermill, HTML, a code host's preview) the notebook shows the same figures statically.
 """
 
+from spin_core.widgets.decomposition import packing
 from spin_core.widgets.panel import Panel
 from spin_core.widgets.speculation import acceptance, stepper, theory
 
-__all__ = ["Panel", "acceptance", "stepper", "theory"]
+__all__ = ["Panel", "acceptance", "packing", "stepper", "theory"]

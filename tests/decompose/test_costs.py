@@ -70,9 +70,11 @@ def test_on_a_busy_machine_nothing_is_kept(counted, tmp_path, misfit):
 
 
 def test_a_measurement_tells_large_from_small():
-    """No times are asserted, only what must hold on any machine: constants are finite and long requests cost more."""
-    found, misfit = measure(CPU, torch.float32, Heads(1, 2), 16, rounds=2)
-    assert misfit >= 0
-    assert all(0 <= getattr(found, name) < 1 for name in FIELDS)
-    assert found.alone(900, 5) > found.alone(30, 5) > 0
-    assert found.pool(1, 900, 5) + found.calls(True, False, 900) > found.pool(1, 30, 5) + found.calls(True, False, 30) > 0
+    """No times are asserted, only what must hold on any machine that has a quiet moment: long requests cost more."""
+    def tells() -> bool:
+        found, misfit = measure(CPU, torch.float32, Heads(1, 2), 16, rounds=2)
+        assert misfit >= 0 and all(0 <= getattr(found, name) < 1 for name in FIELDS)
+        pooled = [found.pool(1, width, 5) + found.calls(True, False, width) for width in (30, 900)]
+        return found.alone(900, 5) > found.alone(30, 5) > 0 and pooled[1] > pooled[0] > 0
+
+    assert any(tells() for _ in range(3))

@@ -1,0 +1,85 @@
+"""What padding costs a pass of the target: the same batch with a padded attention and without, in turns."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from spin_core.decompose.modern import PaddedView
+from spin_core.decompose.strategies import Attention
+from spin_core.runtime.cache import SlotCache
+from spin_core.runtime.runner import ModelRunner
+from spin_core.zoo import Family
+
+
+class PassTimer:
+    """Times passes of a family's target over requests whose caches are as long as one likes.
+
+    The caches hold random keys and values: how long a pass takes depends on their number, not on what they say.
+    """
+
+    def __init__(self, family: Family, requests: int, max_len: int) -> None:
+        self.runner = ModelRunner(family.target, requests, max_len, family.vocab_size)
+        self.whole = self.runner.cache
+        self.heads = self.runner.attention.heads
+        for tensor in self.whole.k + self.whole.v:
+            tensor.normal_()
+
+    def seconds(self, lengths: Sequence[int], gamma: int, repeats: int = 3) -> dict[str, float]:
+        """Seconds of a pass that verifies ``gamma`` drafted tokens of every request, in three ways.
+
+        "padded" gathers the keys into a rectangle as wide as the longest request, "padded_view" has them there already,
+        "auto" is the engine's own choice. The fastest of ``repeats`` rounds, in which the ways take turns; a round
+        before them warms up. ``lengths`` are the tokens in the caches.
+        """
+        cache = first_slots(self.whole, len(lengths))
+        total = self.heads.kv * self.heads.group
+        view = SimpleNamespace(step=lambda batch: PaddedView(batch, cache))
+        ways = {"padded": Attention("padded", total, cache), "padded_view": view,
+                "auto": Attention("auto", total, cache)}
+        best = dict.fromkeys(ways, float("inf"))
+        for round_ in range(repeats + 1):
+            for way, attention in ways.items():
+                taken = self._pass(cache, attention, lengths, gamma + 1)
+                if round_:
+                    best[way] = min(best[way], taken)
+        return best
+
+    def _pass(self, cache: SlotCache, attention, lengths: Sequence[int], queries: int) -> float:
+        runner, count = self.runner, len(lengths)
+        runner.cache, runner.attention, cache.lengths = cache, attention, list(lengths)
+        tokens = torch.ones(count * queries, dtype=torch.int64)
+        self._wait()
+        start = time.perf_counter()
+        runner.forward(list(range(count)), [queries] * count, tokens, list(range(count * queries)))
+        self._wait()
+        return time.perf_counter() - start
+
+    def _wait(self) -> None:
+        if self.runner.device.type == "cuda":
+            torch.cuda.synchronize(self.runner.device)
+
+
+def first_slots(cache: SlotCache, count: int) -> SlotCache:
+    """The first ``count`` slots as a cache of their own, in the same memory."""
+    part = copy.copy(cache)
+    part.k, part.v = [k[:count] for k in cache.k], [v[:count] for v in cache.v]
+    part.lengths = cache.lengths[:count]
+    return part
+
+
+
+def share_lost(seconds: Sequence[Mapping[str, float]], way: str) -> tuple[float, float, float]:
+    """Share of the speed-up that is lost with ``way`` instead of "auto": mean, least and most over several batches.
+
+    A speed-up is the time of plain decoding over that of speculation. Where drafts cost nothing, or are hidden behind
+    the verification as in SPIN, the time of speculation is that of the verifying pass, so 1 - auto / way is lost.
+    Negative where ``way`` is faster.
+    """
+    shares = [1 - one["auto"] / one[way] for one in seconds]
+    return float(np.mean(shares)), min(shares), max(shares)
