@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from spin_core.draft import Draft, Drafter, NullDrafter, pool
+from spin_core.pipeline.conductor import Pipeline
 from spin_core.request import FinishReason, Request, SamplingParams
 from spin_core.runtime import ModelRunner
 from spin_core.sampling import SamplingBatch, probabilities
@@ -46,8 +47,9 @@ class _Group:
     members: list[_Work]
     draft: Draft | None
     drafter: str
+    began: float = 0.0
     seconds: float = 0.0
-    failed: bool = False        # the drafter raised
+    error: Exception | None = None      # what the drafter raised
 
     @property
     def counts(self) -> list[int]:
@@ -64,6 +66,17 @@ class _Outcome:
     tokens: list[int] = field(default_factory=list)     # accepted tokens and one of the target's own
     failed: bool = False
     laws: dict | None = None
+
+
+@dataclass
+class _Verified:
+    """What a step knows once the target has spoken: nothing of it is committed yet. Outcomes are in the groups' order."""
+
+    groups: list[_Group]
+    outcomes: list[_Outcome]
+    began: float
+    target_seconds: float
+    verify_seconds: float
 
 
 class Engine:
@@ -85,6 +98,11 @@ class Engine:
     how the target attends to a ragged batch: "padded", "grouped", "decomposed" (SPIN's pieces), "per-request", or
     "auto", the cheapest of them on this device. It changes speed, not text.
 
+    ``pipeline`` drafts for one part of the batch while another is verified: "off", a number of micro-batches, or "auto",
+    which finds the best number by trying. A step then serves one micro-batch, and others may be under way when it
+    returns; a request that is cancelled under way gives back its slot when it lands. ``grouping`` says who sits together
+    (:mod:`spin_core.pipeline.grouping`). It changes speed, not text.
+
     Raises ValueError for unknown drafters and strategies, and impossible limits. A bad *request* never raises: it
     comes back finished with ``FinishReason.ERROR`` and says why, and the others go on.
     """
@@ -92,7 +110,8 @@ class Engine:
     def __init__(self, family, drafter: str | None = None, gamma: int = 4, *, max_batch: int = 8,
                  max_len: int | None = None, kv_tokens: int | None = None, prefill_chunk: int = 512,
                  record_laws: bool = False, verification: str = "auto", selector: str | Selector | None = None,
-                 capacities: Mapping[str, int] | None = None, fast_switching: bool = True) -> None:
+                 capacities: Mapping[str, int] | None = None, fast_switching: bool = True,
+                 pipeline: str | int = "off", grouping: str = "balanced") -> None:
         for name, value, least in (("gamma", gamma, 0), ("max_batch", max_batch, 1), ("max_len", max_len, 2),
                                    ("kv_tokens", kv_tokens, 2), ("prefill_chunk", prefill_chunk, 1)):
             if value is not None or name not in ("max_len", "kv_tokens"):
@@ -116,6 +135,7 @@ class Engine:
         self.trace = Trace()
         self.steps = 0
         self.selection = self._selection(selector, capacities, fast_switching)
+        self.pipeline = None if pipeline == "off" else Pipeline(self, pipeline, grouping)
 
     # ---- what callers use
 
@@ -158,7 +178,8 @@ class Engine:
         """End a request now; what it has emitted stays in it. A finished request stays as it is."""
         if not request.finished:
             self._finish(request, FinishReason.CANCELLED)
-            self._leave(request)
+            if not (self.pipeline and self.pipeline.under_way(request)):
+                self._leave(request)
 
     def generate(self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None,
                  **submit) -> list[Request]:
@@ -168,8 +189,7 @@ class Engine:
             while not all(r.finished for r in requests):
                 self.step()
         finally:                        # an interrupt leaves nothing behind that the next call would have to serve
-            for request in requests:
-                self.cancel(request)
+            self._end(requests)
         return requests
 
     def stream(self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None,
@@ -186,42 +206,17 @@ class Engine:
                     return
                 self.step()
         finally:                        # a consumer that stops listening does not want the rest
-            for request in requests:
-                self.cancel(request)
+            self._end(requests)
 
     def step(self) -> list[Event]:
         """Serve every running request once; the step's events. Without work it returns an empty list."""
+        if self.pipeline:
+            return self.pipeline.step()
         began = time.perf_counter()
         self._admit()
         if not self.running:
             return []
-        groups = self._draft(self._select(self._plan()))
-
-        start = time.perf_counter()
-        logits = self._run_target(groups)
-        judging = time.perf_counter()
-        outcomes = [outcome for group, rows in zip(groups, logits) for outcome in self._judge(group, rows)]
-        done = time.perf_counter()
-
-        seats = [(group, work.request) for group in groups for work in group.members]
-        events = []
-        for (group, request), outcome in zip(seats, outcomes):
-            context = request.length
-            emitted = self._commit(request, outcome)
-            events.append(self.trace.add(
-                "step", request.id, step=self.steps, drafter=group.drafter, drafted=outcome.drafted,
-                accepted=min(outcome.accepted, len(emitted)), emitted=emitted, context=context, batch=len(seats),
-                draft_seconds=group.seconds, target_seconds=judging - start, verify_seconds=done - judging,
-                laws=outcome.laws))
-        selecting = self._observe(groups, seats, events, outcomes)
-        for _, request in seats:
-            if request.finish_reason:
-                self._leave(request)
-        seconds = time.perf_counter() - began
-        for event in events:
-            event.step_seconds, event.select_seconds = seconds, selecting
-        self.steps += 1
-        return events
+        return self._record(self._verify(self._draft(self._select(self._plan(self.running)))), began)
 
     # ---- the stages of a step, in their order
 
@@ -235,10 +230,10 @@ class Engine:
             self.running.append(request)
             self.trace.add("admit", request.id)
 
-    def _plan(self) -> list[_Work]:
+    def _plan(self, requests: list[Request]) -> list[_Work]:
         """Who reads what: decoding requests their one or few missing tokens, prompts a chunk of a shared budget."""
         work, budget = [], self.prefill_chunk
-        for request in self.running:
+        for request in requests:
             feed = request.tail(self.target.cache.lengths[request.slot])
             if len(feed) > 1:
                 feed, whole = feed[:budget], len(feed)
@@ -257,7 +252,7 @@ class Engine:
         return work
 
     def _draft(self, work: list[_Work]) -> list[_Group]:
-        """Have each drafter propose for its requests. A drafter that raises is retired; its requests go on without."""
+        """Have each drafter propose for its requests. Those of a drafter that raises go on without."""
         reading = [w for w in work if not w.complete]
         groups = [_Group(reading, None, "none")] if reading else []
         by_name: dict[str, list[_Work]] = {}
@@ -266,16 +261,23 @@ class Engine:
                 by_name.setdefault(w.request.drafter, []).append(w)
         for name, members in by_name.items():
             requests = [w.request for w in members]
-            start, failed = time.perf_counter(), False
+            start, raised = time.perf_counter(), None
             try:
                 drafter = self.drafter_called(name)
                 draft = drafter.propose(requests, [self._num_draft(r, drafter) for r in requests])
             except Exception as error:      # losing a drafter must cost speed, never a request
-                self.retire(name, error)
-                draft, failed = Draft.empty(len(requests), self.target.device), True
+                draft, raised = Draft.empty(len(requests), self.target.device), error
             self._synchronize()
-            groups.append(_Group(members, draft, name, time.perf_counter() - start, failed))
+            groups.append(_Group(members, draft, name, start, time.perf_counter() - start, raised))
         return groups
+
+    def _verify(self, groups: list[_Group]) -> _Verified:
+        """Let the target decide. Like drafting it may run beside the owner's thread, so nothing else changes here."""
+        start = time.perf_counter()
+        logits = self._run_target(groups)
+        judging = time.perf_counter()
+        outcomes = [outcome for group, rows in zip(groups, logits) for outcome in self._judge(group, rows)]
+        return _Verified(groups, outcomes, start, judging - start, time.perf_counter() - judging)
 
     def _run_target(self, groups: list[_Group]) -> list[Tensor]:
         """One target pass over everything: per group the logits of its rows to decide, as the verifier wants them."""
@@ -312,6 +314,36 @@ class Engine:
                 outcome.laws = self._laws(group.draft, logits, sampling, b)
         return outcomes
 
+    def _record(self, done: _Verified, began: float, **place: int) -> list[Event]:
+        """Commit the verdicts, write down what happened, let go of who has finished and of drafters that raised."""
+        for group in done.groups:
+            if group.error:
+                self.retire(group.drafter, group.error)
+        members = [(group, work.request) for group in done.groups for work in group.members]
+        seats, outcomes, events = [], [], []
+        for (group, request), outcome in zip(members, done.outcomes):
+            if request.finished:        # cancelled under way: nobody waits for it any more
+                continue
+            seats.append((group, request))
+            outcomes.append(outcome)
+            context = request.length
+            emitted = self._commit(request, outcome)
+            events.append(self.trace.add(
+                "step", request.id, step=self.steps, drafter=group.drafter, drafted=outcome.drafted,
+                accepted=min(outcome.accepted, len(emitted)), emitted=emitted, context=context, batch=len(members),
+                draft_began=group.began - self.trace.origin if group.draft else 0.0, draft_seconds=group.seconds,
+                target_began=done.began - self.trace.origin, target_seconds=done.target_seconds,
+                verify_seconds=done.verify_seconds, laws=outcome.laws, **place))
+        selecting = self._observe(done.groups, seats, events, outcomes)
+        for _, request in members:
+            if request.finish_reason:
+                self._leave(request)
+        seconds = time.perf_counter() - began
+        for event in events:
+            event.step_seconds, event.select_seconds = seconds, selecting
+        self.steps += 1
+        return events
+
     def _commit(self, request: Request, outcome: _Outcome) -> list[int]:
         """Append the verdict's tokens up to the first stop; roll every cache back to what is committed."""
         if outcome.failed:
@@ -337,7 +369,7 @@ class Engine:
         if not self.selection:
             return 0.0
         rows = sum(len(w.feed) + count for group in groups for w, count in zip(group.members, group.counts))
-        self.selection.observe([(request, event, outcome.failed or group.failed) for (group, request), event, outcome
+        self.selection.observe([(request, event, outcome.failed or group.error is not None) for (group, request), event, outcome
                                 in zip(seats, events, outcomes) if group.draft is not None], rows)
         return self.selection.seconds
 
@@ -435,6 +467,13 @@ class Engine:
         request.finish_reason, request.error = reason, error
         request.text = self._text(request)[0]
 
+    def _end(self, requests: list[Request]) -> None:
+        """Nobody waits for these any more: end them, and let go of what they hold."""
+        for request in requests:
+            self.cancel(request)
+        if self.pipeline and any(self.pipeline.under_way(request) for request in requests):
+            self.pipeline.drain()
+
     def _leave(self, request: Request) -> None:
         """Write down the end of a finished request and give back what it held."""
         if self.selection and request.slot is not None:
@@ -446,7 +485,7 @@ class Engine:
             return
         self.running.remove(request)
         self.target.cache.truncate(request.slot, 0)
-        for drafter in self.drafters.values():
+        for drafter in list(self.drafters.values()):        # a stage beside us may be building one
             drafter.rollback(request.slot, 0)
         self.free_slots.append(request.slot)
         request.slot = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,10 @@ class Event:
     part of a long prompt. ``select_seconds`` is what the selector took in this step. ``laws`` holds p and q for the
     widgets, when the engine was asked to record them.
 
+    ``draft_began`` and ``target_began`` are when these passes began, on the clock of ``time``; so the schedule of any run
+    can be drawn. In a pipelined engine a step serves one micro-batch: number ``micro_batch`` of ``micro_batches``. Its
+    ``step_seconds`` run from its launch to its end, the time it waited for the stages included.
+
     A "catch_up" event tells that ``drafter`` has read ``catch_up_tokens`` of a request's text without drafting for
     it; ``catch_up_seconds`` is this request's share of that pass, which may have run beside other work.
     """
@@ -38,6 +43,10 @@ class Event:
     emitted: list[int] = field(default_factory=list)
     context: int = 0
     batch: int = 0
+    micro_batch: int = 0
+    micro_batches: int = 1
+    draft_began: float = 0.0
+    target_began: float = 0.0
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
     verify_seconds: float = 0.0
@@ -50,18 +59,24 @@ class Event:
 
 
 class Trace:
-    """An append-only list of events with its own clock."""
+    """An append-only list of events with its own clock; any thread may add, and times never go back.
+
+    ``decisions`` are those of the pipeline's heuristic (:class:`spin_core.pipeline.Decision`), where there is one.
+    """
 
     def __init__(self) -> None:
         self.origin = time.perf_counter()
         self.events: list[Event] = []
+        self.decisions: list = []
+        self._lock = threading.Lock()
 
     def now(self) -> float:
         return time.perf_counter() - self.origin
 
     def add(self, kind: str, request: int, **fields) -> Event:
-        event = Event(kind, self.now(), request, **fields)
-        self.events.append(event)
+        with self._lock:
+            event = Event(kind, self.now(), request, **fields)
+            self.events.append(event)
         return event
 
     def to_pandas(self) -> pd.DataFrame:

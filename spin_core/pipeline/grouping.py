@@ -30,9 +30,10 @@ class Item:
 
 def balanced(items: Sequence[Item], count: int) -> Groups:
     """Longest first, each to the group that it burdens least: Graham's LPT rule, over both stages."""
+    weigh = _weigher(items)
     groups: Groups = [[] for _ in range(count)]
-    for i in sorted(range(len(items)), key=lambda i: -_weigher(items)([i])):
-        min(groups, key=lambda group: _weigher(items)([*group, i])).append(i)
+    for i in sorted(range(len(items)), key=lambda i: -weigh([i])):
+        min(groups, key=lambda group: weigh([*group, i])).append(i)
     return groups
 
 
@@ -113,11 +114,16 @@ def johnson(groups: Groups, items: Sequence[Item]) -> Groups:
     return sorted(groups, key=key)
 
 
-def join(item: Item, groups: Groups, items: Sequence[Item]) -> int:
-    """Which group a newcomer joins: the one that it burdens least."""
-    everyone = [*items, item]
-    weigh = _weigher(everyone)
-    return min(range(len(groups)), key=lambda g: weigh([*groups[g], len(items)]))
+def join(newcomer: int, groups: Groups, items: Sequence[Item]) -> int:
+    """Which group item ``newcomer`` joins: the one that it burdens least."""
+    weigh = _weigher(items)
+    return min(range(len(groups)), key=lambda g: weigh([*groups[g], newcomer]))
+
+
+def heaviest(groups: Groups, items: Sequence[Item]) -> float:
+    """The largest share of the work, of either stage, that one group has."""
+    weigh = _weigher(items)
+    return max((weigh(group) for group in groups), default=0.0)
 
 
 def _weigher(items: Sequence[Item]) -> Callable[[Sequence[int]], float]:

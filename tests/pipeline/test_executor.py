@@ -12,7 +12,7 @@ import torch
 from spin_core.pipeline.executor import (
     CudaStreams, Sequential, StageTimeout, Threads, core_shares, make_executor,
 )
-from spin_core.pipeline.schedule import DRAFT, VERIFY, Schedule
+from spin_core.pipeline.schedule import DRAFT, VERIFY
 
 EXECUTORS = [Sequential, lambda: Threads((1, 1), limit=20)]
 
@@ -64,13 +64,16 @@ def test_the_same_results_under_random_delays(groups):
 
 
 def test_threads_overlap_and_the_sequential_executor_does_not():
-    def efficiency(executor) -> float:
+    """While one group is verified the next is drafted for: the verification waits until it sees that happen."""
+    def overlaps(executor, seconds: float) -> list[bool]:
+        drafting = [threading.Event() for _ in range(5)]
         with executor:
-            flights = serve(executor, [[1], [2]], 10, lambda: time.sleep(0.01))     # sleeping needs no core
-        return Schedule([s for f in flights for s in f.spans]).efficiency
+            flights = [executor.launch(drafting[i].set, lambda _, i=i: drafting[i + 1].wait(seconds), i) for i in range(4)]
+            flights.append(executor.launch(drafting[4].set, lambda _: True, 4))
+            return [flight.result() for flight in flights]
 
-    assert efficiency(Sequential()) < 0.52
-    assert efficiency(Threads((1, 1))) > 0.75
+    assert all(overlaps(Threads((1, 1)), 20))
+    assert overlaps(Sequential(), 0.01) == [False] * 4 + [True]
 
 
 @pytest.mark.parametrize("make", EXECUTORS)

@@ -7,7 +7,7 @@ import itertools
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from spin_core.pipeline.grouping import POLICIES, Item, join, johnson, split
+from spin_core.pipeline.grouping import POLICIES, Item, heaviest, join, johnson, split
 from spin_core.pipeline.schedule import simulate
 
 ITEMS = st.lists(st.builds(Item, st.sampled_from("abc"), st.integers(1, 500), st.floats(0.1, 5), st.floats(0.1, 5)),
@@ -69,9 +69,9 @@ def test_johnsons_order_is_the_fastest(times):
 
 
 def test_a_newcomer_joins_the_lightest_group():
-    items = [Item(draft=3, verify=3), Item(), Item()]
-    assert join(Item(), [[0], [1, 2]], items) == 1
-    assert join(Item(), [[1], [0, 2]], items) == 0
+    items = [Item(draft=3, verify=3), Item(), Item(), Item()]
+    assert join(3, [[0], [1, 2]], items) == 1 and join(3, [[1], [0, 2]], items) == 0
+    assert heaviest([[0], [1, 2, 3]], items) == 0.5 and heaviest([[0, 3], [1, 2]], items) == pytest.approx(2 / 3)
 
 
 def test_what_is_unknown_is_refused():

@@ -1,0 +1,200 @@
+"""The pipeline of an engine: it keeps the running requests' micro-batches under way.
+
+The engine's stages stay what they are; here is decided when they run, and for whom. Everything that changes a request
+(admission, selection, committing, leaving, the trace) happens in the thread that calls :meth:`Pipeline.step`. Only
+drafting and verifying may run in others, and what they write belongs to their group: its requests' cache slots. A
+request sits in one group, and a group is drafted for anew only after its last verdict was committed.
+
+The steady state crosses the borders of rounds: while the last group of a round is verified, the first one's next draft
+is made.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spin_core.pipeline.executor import Executor, Flight, Sequential, StageTimeout, make_executor
+from spin_core.pipeline.grouping import POLICIES, Item, heaviest, join, split
+from spin_core.pipeline.heuristic import Heuristic, Load
+from spin_core.request import Request
+from spin_core.trace import Event
+
+if TYPE_CHECKING:
+    from spin_core.engine import Engine
+
+UNBALANCED = 1.25       # regroup when the heaviest group is so many times heavier than it need be
+
+
+@dataclass
+class _Aloft:
+    """A group under way, and since when it is."""
+
+    group: int
+    requests: list[Request]
+    flight: Flight
+    began: float
+
+
+class Pipeline:
+    """Serves ``engine`` in ``count`` micro-batches, or in as many as the heuristic finds best ("auto").
+
+    ``policy`` says who sits together (:mod:`spin_core.pipeline.grouping`). Newcomers join the group that they burden
+    least. When the groups have become too uneven, or another count is wanted, all of them land first: one bubble.
+
+    Raises ValueError for another ``count`` than "auto" or a whole number from 1 on, and for an unknown policy.
+    """
+
+    def __init__(self, engine: "Engine", count: int | str, policy: str = "balanced") -> None:
+        if count != "auto" and not (type(count) is int and count >= 1):
+            raise ValueError(f"Engine: pipeline is 'off', 'auto' or a number of micro-batches, got {count!r}")
+        if policy not in POLICIES:
+            raise ValueError(f"unknown grouping policy {policy!r}; known: {', '.join(POLICIES)}")
+        self.engine, self.policy = engine, policy
+        self.fixed = None if count == "auto" else count
+        self.heuristic = Heuristic(engine.max_batch) if count == "auto" else None
+        if self.heuristic:
+            engine.trace.decisions = self.heuristic.decisions
+        self.groups: list[list[Request]] = []
+        self.aloft: deque[_Aloft] = deque()
+        self._alone, self._beside = Sequential(), None      # the executor that overlaps is made when first needed
+        self._pace: dict[str, float] = {}                   # per drafter, seconds per drafted token
+        self._round = _Round()
+
+    @property
+    def count(self) -> int:
+        """Micro-batches that are wanted, if there are as many requests."""
+        return self.fixed or self.heuristic.count
+
+    def step(self) -> list[Event]:
+        """Land the group that is due; its events. Everyone else stays under way, and what has landed goes on.
+
+        Raises what a stage raised. The group's requests are then as they were before, and fly again with the next step.
+        """
+        self._launch()
+        events = self._land() if self.aloft else []
+        if len(self.groups) > 1:
+            self._launch()
+        return events
+
+    def under_way(self, request: Request) -> bool:
+        """Is the request's group in the air, so that its slot is in use?"""
+        return any(request in a.requests for a in self.aloft)
+
+    def drain(self) -> None:
+        """Land everything. What a stage raises is forgotten: the group will meet it again when it flies again."""
+        while self.aloft:
+            try:
+                self._land()
+            except StageTimeout:
+                return
+            except Exception:
+                pass
+
+    # ---- launching
+
+    def _launch(self) -> None:
+        """Send off every group that is on the ground."""
+        engine = self.engine
+        engine._admit()
+        self.groups = [[r for r in group if r.slot is not None] for group in self.groups]
+        items = [self._item(r) for r in engine.running]
+        if self._outdated(items):
+            if self.aloft:
+                return                  # first they land
+            self.groups = [[engine.running[i] for i in group] for group in split(items, self.count, self.policy)]
+            self._round = _Round()
+        aloft = {a.group for a in self.aloft}
+        for number, group in enumerate(self.groups):
+            if number in aloft or not group:
+                continue
+            work = engine._select(engine._plan(group))
+            executor = self._executor()
+            flight = executor.launch(lambda work=work: engine._draft(work), engine._verify, number)
+            self.aloft.append(_Aloft(number, [w.request for w in work], flight, time.perf_counter()))
+
+    def _outdated(self, items: list[Item]) -> bool:
+        """Seat newcomers; must all be seated anew?"""
+        running = self.engine.running
+        if sum(map(bool, self.groups)) != min(self.count, len(running)):
+            return True
+        index = {r: i for i, r in enumerate(running)}
+        seats = [[index[r] for r in group] for group in self.groups]
+        for newcomer in set(index) - {r for group in self.groups for r in group}:
+            group = join(index[newcomer], seats, items)
+            seats[group].append(index[newcomer])
+            self.groups[group].append(newcomer)
+        return heaviest(seats, items) > UNBALANCED * heaviest(split(items, len(seats), self.policy), items)
+
+    def _item(self, request: Request) -> Item:
+        """The request as the policies see it: what a step will take that only decodes."""
+        gamma = max(0, min(request.gamma, request.remaining - 1))
+        known = self._pace.values()
+        pace = self._pace.get(request.drafter, sum(known) / len(known) if known else 1.0)
+        return Item(request.drafter, request.length, gamma * pace, gamma + 1)
+
+    def _executor(self) -> Executor:
+        if len(self.groups) == 1:
+            return self._alone
+        if self._beside is None:
+            self._beside = make_executor(self.engine.target.device)
+        return self._beside
+
+    # ---- landing
+
+    def _land(self) -> list[Event]:
+        """Wait for the group that was launched first, and commit its verdicts; its events."""
+        due = self.aloft[0]
+        try:
+            verified = due.flight.result()
+        except BaseException:
+            if due.flight.landed:       # a stage raised it. After a limit or an interrupt the group is still in the air
+                self.aloft.popleft()
+                self._undo(due)
+            raise
+        self.aloft.popleft()
+        events = self.engine._record(verified, due.began, micro_batch=due.group, micro_batches=len(self.groups))
+        for group in verified.groups:
+            if drafted := sum(group.counts):
+                before = self._pace.get(group.drafter, group.seconds / drafted)
+                self._pace[group.drafter] = 0.8 * before + 0.2 * group.seconds / drafted
+        if self.heuristic:
+            self._learn(verified.groups)
+        return events
+
+    def _undo(self, aloft: _Aloft) -> None:
+        """Take back what a flight that failed may have read: caches hold no more than the committed text."""
+        for request in aloft.requests:
+            if request.slot is None:
+                continue
+            self.engine.target.cache.truncate(request.slot, request.length - 1)
+            self.engine.drafter_called(request.drafter).rollback(request.slot, request.length - 1)
+            if request.finished:        # cancelled on the way
+                self.engine._leave(request)
+        self._round = _Round()
+
+    def _learn(self, groups: list) -> None:
+        """When every group has landed once, tell the heuristic how long that took."""
+        this = self._round
+        this.landed += 1
+        this.requests += sum(len(group.members) for group in groups)
+        this.reading |= any(len(work.feed) > 1 + work.request.gamma for group in groups for work in group.members)
+        if this.landed < len(self.groups):
+            return
+        now, running = time.perf_counter(), self.engine.running
+        if this.began is not None and running and not this.reading:       # prompts are another load
+            load = Load(len(running), sum(r.length for r in running) / len(running), Counter(r.drafter for r in running))
+            self.heuristic.observe(load, this.requests, now - this.began, self.engine.trace.now())
+        self._round = _Round(began=now)
+
+
+@dataclass
+class _Round:
+    """Landings since every group had landed the last time; ``began`` is None where that was not in order."""
+
+    began: float | None = None
+    landed: int = 0
+    requests: int = 0
+    reading: bool = False       # some read prompts
