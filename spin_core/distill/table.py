@@ -56,6 +56,8 @@ def _flat(shards: list[Shard]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def _count(ids: np.ndarray, at: np.ndarray, length: int, vocab_size: int):
     """For contexts of ``length`` tokens before the places ``at``: keys, usual followers, their counts and shares."""
+    if not len(at):
+        return np.zeros(0, "int64"), np.zeros(0, "int64"), np.zeros(0, "int64"), np.zeros(0)
     keys = np.zeros(len(at), dtype="int64")
     for back in range(length, 0, -1):
         keys = keys * (vocab_size + 1) + ids[at - back] + 1

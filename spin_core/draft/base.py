@@ -87,7 +87,7 @@ class Drafter(ABC):
     name: str
     max_context: int
     reads_along: int = 16       # missing tokens that make a ``propose`` hardly dearer: no need to catch up first
-    quick: bool = False         # reading costs next to nothing
+    quick: bool = False         # it looks up: reading and drafting cost next to nothing
 
     @abstractmethod
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
@@ -95,6 +95,10 @@ class Drafter(ABC):
 
     def rollback(self, slot: int, length: int) -> None:
         """Forget everything beyond ``length`` tokens of the request in ``slot``; 0 forgets the request."""
+
+    def available(self, request: Request, most: int) -> int:
+        """How many tokens, at most ``most``, would be proposed now: for who looks up, and so knows without a pass."""
+        return 0
 
     def missing(self, request: Request) -> int:
         """How many committed tokens a catch-up would read. (A model leaves the last one to the next draft.)"""

@@ -37,6 +37,9 @@ class CompositeDrafter(Drafter):
         self.lookup.rollback(slot, length)
         self.fallback.rollback(slot, length)
 
+    def available(self, request: Request, most: int) -> int:
+        return self.lookup.available(request, most) or self.fallback.available(request, most)
+
     def missing(self, request: Request) -> int:
         return max(self.lookup.missing(request), self.fallback.missing(request))
 

@@ -35,7 +35,6 @@ class NgramDrafter(Drafter):
         return [self._read(r) for r in requests]
 
     def available(self, request: Request, most: int) -> int:
-        """How many tokens, at most ``most``, would be proposed now."""
         return len(self._lookup(request, most))
 
     def _lookup(self, request: Request, count: int) -> list[int]:

@@ -34,6 +34,7 @@ class DraftTable:
     followers: Tensor
     vocab_size: int
     description: str = ""
+    max_context: int = 2**31    # it looks at three tokens of however many
 
 
 def key(context: Sequence[int], vocab_size: int) -> int:
@@ -80,6 +81,9 @@ class TableDrafter(Drafter):
             if at < len(self.contexts) and self.contexts[at] == wanted:
                 return self.followers[at]
         return None
+
+    def available(self, request: Request, most: int) -> int:
+        return len(self.continuation(request.tail(max(0, request.length - LONGEST)), most))
 
     def missing(self, request: Request) -> int:
         return max(0, request.length - max(self.scored.get(request.slot, 0), len(request.prompt_ids)))
