@@ -199,18 +199,18 @@ def _decomposed(lengths, q_lens, small, large, costs, width, may_stay=False) -> 
     staying = np.zeros(len(small), dtype=bool)
     if costs is not None:
         priced = costs.pool(counts, wide[:, None], rows)                           # [C, B] seconds, by request
+        alone = costs.alone(ls, np.array([q_lens[b] for b in small]))              # [B]
         member = np.ones_like(priced, dtype=bool)
-        rest = 0.0
+        total = _total(costs, priced, alone, member, counts, wide, large)          # [C] when everybody is cut
         if may_stay:
-            alone = costs.alone(ls, np.array([q_lens[b] for b in small]))          # [B]
-            member = priced < alone
-            rest = np.where(member, 0, alone).sum(1)
-        calls = costs.calls(member.any(1), (member & (counts > 1)).any(1), wide)
-        total = np.where(member, priced, 0).sum(1) + rest + costs.step_call + calls
+            some = priced < alone
+            cheaper = _total(costs, priced, alone, some, counts, wide, large)
+            member = np.where((cheaper < total)[:, None], some, member)
+            total = np.minimum(total, cheaper)
         considered = dict(zip(wide.tolist(), total.tolist()))
         best = int(total.argmin())
         staying = ~member[best]
-        if may_stay and (costs.step_call + alone.sum()) * MARGIN <= total[best]:
+        if may_stay and (costs.step_call + costs.alone_step + alone.sum()) * MARGIN <= total[best]:
             staying[:] = True
     else:
         touched = np.where(counts.sum(1) <= 2 * len(small), counts.sum(1) * wide, np.iinfo(np.int64).max)
@@ -221,6 +221,13 @@ def _decomposed(lengths, q_lens, small, large, costs, width, may_stay=False) -> 
     pools = (Pool(tuple(pieces), max(q_lens[p.request] for p in pieces)),) if pieces else ()
     alone = large + tuple(b for b, stays in zip(small, staying) if stays)
     return _priced(Plan("decomposed", lengths, q_lens, pools, alone, None, considered), costs)
+
+
+def _total(costs, priced, alone, member, counts, wide, large) -> np.ndarray:
+    """Seconds ``[C]`` of a step by width: members of the pool, those who stay alone, and what either costs at all."""
+    pooled, left = np.where(member, priced, 0).sum(1), np.where(member, 0, alone).sum(1)
+    calls = costs.calls(member.any(1), (member & (counts > 1)).any(1), wide)
+    return costs.step_call + calls + costs.alone_step * ((~member).any(1) | bool(large)) + pooled + left
 
 
 def _candidates(lengths: np.ndarray) -> np.ndarray:
@@ -242,8 +249,9 @@ def _priced(made: Plan, costs: "Costs | None") -> Plan:
     if costs is None:
         return made
     alone = list(made.alone)
-    seconds = costs.step_call + float(costs.alone(np.array([made.lengths[b] for b in alone]),
-                                                  np.array([made.q_lens[b] for b in alone])).sum())
+    seconds = costs.step_call + costs.alone_step * bool(alone)
+    seconds += float(costs.alone(np.array([made.lengths[b] for b in alone]),
+                                 np.array([made.q_lens[b] for b in alone])).sum())
     for pool in made.pools:
         counts = np.unique([p.request for p in pool.pieces], return_counts=True)[1]
         seconds += float(costs.pool(counts, pool.width, pool.queries).sum())

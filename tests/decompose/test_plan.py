@@ -122,6 +122,7 @@ def test_a_fit_recovers_the_constants_it_was_made_from():
              [(4, 24, "per-request", None), (4, 800, "per-request", None), (1, 24, "per-request", None),
               (2, 24, "padded", None), (9, 300, "padded", None),
               (16, 100, "padded", None), (2, 1000, "decomposed", 100), (8, 300, "decomposed", 150)]]
+    plans += [plan([1000] + [100] * 7, [q] * 8, "grouped") for q in (1, 5)]         # somebody alone beside a pool
     found = fit(plans, [seconds(p, COSTS) for p in plans], Heads(3, 3))
     for name in FIELDS:
         assert getattr(found, name) == pytest.approx(getattr(COSTS, name), rel=1e-3, abs=1e-12), name
