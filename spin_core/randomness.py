@@ -7,7 +7,7 @@ slot or order it is asked for, in torch here as in Triton (``tl.philox``).
 
 The counter of a draw is ``(block, position, purpose, base)``:
 
-``block``     which four columns of a race; 0 for a lone uniform
+``block``     which four entrants of a race, see :func:`race`; 0 for a lone uniform
 ``position``  absolute index in the sequence (prompt + output) of the token that is being decided
 ``purpose``   DRAFT, ACCEPT or RESIDUAL, so that the three draws a position may need are independent
 ``base``      the committed length when a draft was made: a position drafted again gets fresh noise. The other
@@ -23,8 +23,11 @@ DRAFT = 0     # drawing a token from a drafter's law
 ACCEPT = 1    # testing a drafted token
 RESIDUAL = 2  # drawing from the target: residual, bonus, or a plain step
 
+GROUP = 64          # columns that enter the first round of a race as one
+FINAL = 1 << 31     # `block` of a race's second round
+
 _WORD = 0xFFFFFFFF
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_MULTIPLIERS = (0xCD9E8D57, 0xD2511F53)     # of c2 and of c0
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 
 
@@ -38,16 +41,24 @@ def philox(c0: Tensor | int, c1: Tensor | int, c2: Tensor | int, c3: Tensor | in
     words = (c0, c1, c2, c3, seed)
     device = next((x.device for x in words if isinstance(x, Tensor)), None)
     c0, c1, c2, c3, key = (torch.as_tensor(x, dtype=torch.int64, device=device) for x in words)
-    c0, c2, k0, k1 = c0 & _WORD, c2 & _WORD, key & _WORD, (key >> 32) & _WORD
+    keys = torch.broadcast_tensors(key & _WORD, (key >> 32) & _WORD)
+    # Two words are worked on at once, for the cost of a small draw is the number of operations.
+    shape = torch.broadcast_shapes(*(x.shape for x in (c0, c1, c2, c3, key)))
+    pair = [-1] + [1] * len(shape)
+    multiplied = torch.stack([(x & _WORD).expand(shape) for x in (c2, c0)])     # c2, c0: what is multiplied
+    added = torch.stack([x.expand(shape) for x in (c1, c3)])                    # c1, c3: what is only added
+    keys = torch.stack(keys).view(2, *[1] * (len(shape) - keys[0].dim()), *keys[0].shape)
+    multipliers, steps = (torch.tensor(x, device=device).view(pair) for x in (_MULTIPLIERS, _KEY_STEPS))
     for _ in range(10):
         # int64 products wrap modulo 2**64, which keeps all 64 bits of a 32 x 32 bit product: the high word is
         # in bits 32-63 (the mask drops the copies of the sign that >> shifts in), the low word in bits 0-31.
         # c1 and c3 only ever meet a xor, so what they carry above bit 31 is masked together with the rest.
-        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1 = ((product1 >> 32) ^ c1 ^ k0) & _WORD, product1
-        c2, c3 = ((product0 >> 32) ^ c3 ^ k1) & _WORD, product0
-        k0, k1 = k0 + _KEY_STEPS[0] & _WORD, k1 + _KEY_STEPS[1] & _WORD
-    return c0, c1 & _WORD, c2, c3 & _WORD
+        product = multiplied * multipliers
+        # c0 comes from the product of c2, c2 from that of c0: they are held in the order c2, c0
+        multiplied = ((product >> 32).bitwise_xor_(added).bitwise_xor_(keys)).bitwise_and_(_WORD).flip(0)
+        added = product
+        keys = (keys + steps) & _WORD
+    return multiplied[1], added[0] & _WORD, multiplied[0], added[1] & _WORD
 
 
 def uniform(seed: Tensor, position: Tensor, purpose: int, base: Tensor | int = 0) -> Tensor:
@@ -59,24 +70,47 @@ def uniform(seed: Tensor, position: Tensor, purpose: int, base: Tensor | int = 0
 def race(weights: Tensor, seed: Tensor, position: Tensor, purpose: int, base: Tensor | int = 0) -> Tensor:
     """Draw one column per row with probability proportional to its weight.
 
-    ``weights [R, V]`` float32 or float64, finite and >= 0, of any positive sum; ``seed, position [R]`` int64;
-    ``base`` an int or ``[R]``. Returns ``[R]`` int64 columns, -1 for a row that has no law (all zero, NaN or
-    infinite): the caller knows whose row it is.
+    ``weights [R, V]`` float32 or float64, finite and >= 0, of any positive sum that is a number; ``seed, position
+    [R]`` int64; ``base`` an int or ``[R]``. Returns ``[R]`` int64 columns, -1 for a row that has no law (all zero,
+    NaN or infinite): the caller knows whose row it is.
 
-    Column v gets an exponential time E_v and the first to arrive, min E_v / w_v, wins: P(v) = w_v / sum w. No
-    cumulative sum is formed that could fall short of 1, and a zero-weight column never arrives. The noise has
-    32 bits, so probabilities are exact to about 2**-32; a column much rarer than that is never drawn.
+    An entrant of weight w gets an exponential time E and the first to arrive, min E / w, wins: P = w / sum w. No
+    cumulative sum is formed that could fall short of 1, and a zero weight never arrives. Two rounds, so that noise is
+    made for a few hundred entrants instead of V: groups of :data:`GROUP` neighbours race with their sums (``block``
+    g // 4 of group g, word g % 4), then the columns of the winning group among themselves (``block`` FINAL + i // 4 of
+    the group's column i). (w_group / sum w) (w / w_group) is the same law. The noise has 32 bits, so each round's
+    probabilities are exact to about 2**-32; what is much rarer than that is never drawn.
     """
     columns = weights.shape[-1]
-    blocks = torch.arange((columns + 3) // 4, device=weights.device)
+    whole = columns // GROUP * GROUP
+    masses = weights[:, :whole].unflatten(-1, (whole // GROUP, GROUP)).sum(-1)
+    if whole < columns:
+        masses = torch.cat([masses, weights[:, whole:].sum(-1, keepdim=True)], -1)
+    groups = masses.shape[-1]
+    first = (groups + 3) // 4 if groups > 1 else 0      # blocks of the first round
+    blocks = [torch.arange(first), FINAL + torch.arange((min(columns, GROUP) + 3) // 4)]
+    times = _exponential(torch.cat(blocks).to(weights.device), seed, position, purpose, base)
+    group = _arrival(masses, times[:, :groups]) if groups > 1 else torch.zeros_like(seed)
+    column = group.unsqueeze(-1) * GROUP + torch.arange(min(columns, GROUP), device=weights.device)
+    inside = weights.gather(1, column.clamp(max=columns - 1)).masked_fill(column >= columns, 0)
+    winner = group * GROUP + _arrival(inside, times[:, 4 * first:][:, :column.shape[1]])
+    top = masses.amax(-1)
+    return torch.where((top > 0) & (top < torch.inf), winner, -1)
+
+
+def _exponential(blocks: Tensor, seed: Tensor, position: Tensor, purpose: int, base: Tensor | int) -> Tensor:
+    """``[R, 4 n]`` float32: the exponential times in n ``blocks`` of each row.
+
+    E = -log1p(-x), x = (word + 1/2) 2**-32: precise near 0, where races are won. Rounding must not make x one, or an
+    entrant with weight would take forever to arrive.
+    """
     base = base.unsqueeze(-1) if isinstance(base, Tensor) else base
     words = philox(blocks, position.unsqueeze(-1), purpose, base, seed.unsqueeze(-1))
-    noise = torch.stack([word.to(torch.float32) for word in words], -1).flatten(1)[:, :columns]
-    # E = -log1p(-x), x = (word + 1/2) 2**-32: precise near 0, where races are won. Rounding must not make x
-    # one, or a column with weight would take forever to arrive.
-    noise = noise.add_(0.5).mul_(-(2.0**-32)).clamp_(min=2.0**-24 - 1).log1p_().neg_()
-    # Divided by its largest weight, a row has a best speed of at least 1 / max E: tiny weights cannot
-    # underflow into a tie with the zeros.
-    top = weights.amax(-1, keepdim=True)
-    winner = (weights / top).div_(noise).argmax(-1)
-    return torch.where(((top > 0) & (top < torch.inf)).squeeze(-1), winner, -1)
+    noise = torch.stack([word.to(torch.float32) for word in words], -1).flatten(1)
+    return noise.add_(0.5).mul_(-(2.0**-32)).clamp_(min=2.0**-24 - 1).log1p_().neg_()
+
+
+def _arrival(weights: Tensor, times: Tensor) -> Tensor:
+    """``[R]``: who arrives first. Divided by its largest weight, a row has a best speed of at least 1 / max E: tiny
+    weights cannot underflow into a tie with the zeros."""
+    return (weights / weights.amax(-1, keepdim=True)).div_(times).argmax(-1)

@@ -47,11 +47,13 @@ class SamplingBatch:
         return self.temperature.shape[0]
 
 
-def probabilities(logits: Tensor, sampling: SamplingBatch) -> Tensor:
+@torch.no_grad()
+def probabilities(logits: Tensor, sampling: SamplingBatch, index: Tensor | None = None, out: Tensor | None = None
+                  ) -> Tensor:
     """The law of the next token, row by row.
 
     ``logits [N, V]`` of any float type, with one row of ``sampling`` each -> ``[N, V]`` float32 (float64 for
-    float64 logits). Temperature, then top-k, top-p and min-p as in transformers' warpers, each on what the
+    float64 logits). ``index [N]`` names the rows of larger ``logits``; ``out [N, V]`` is memory for the result. Temperature, then top-k, top-p and min-p as in transformers' warpers, each on what the
     ones before it have left, normalised at the end; a greedy row is one-hot at its first largest logit.
     Tokens of equal probability share one fate in every filter, so the law does not depend on a sort.
 
@@ -59,23 +61,53 @@ def probabilities(logits: Tensor, sampling: SamplingBatch) -> Tensor:
 
     Raises ValueError if the numbers of rows differ.
     """
-    if logits.dim() != 2 or logits.shape[0] != len(sampling):
-        raise ValueError(f"probabilities: {len(sampling)} sampling rows for logits {tuple(logits.shape)}")
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    rows = logits.shape[0] if index is None else index.shape[0]
+    if logits.dim() != 2 or rows != len(sampling):
+        shape = tuple(logits.shape) if index is None else f"{rows} rows of {tuple(logits.shape)}"
+        raise ValueError(f"probabilities: {len(sampling)} sampling rows for logits {shape}")
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    law = torch.empty(rows, logits.shape[1], dtype=dtype, device=logits.device) if out is None else out
+    if index is None:
+        law.copy_(logits)
+    elif logits.dtype == dtype:
+        torch.index_select(logits, 0, index, out=law)
+    else:
+        law.copy_(logits[index])
     greedy = sampling.greedy
     if not greedy.any():
-        return _warped(logits, sampling)
-    peak, best = logits.max(-1, keepdim=True)
-    law = torch.zeros_like(logits).scatter_(-1, best, 1.0).masked_fill_(~peak.isfinite(), torch.nan)
+        return _warp_(law, sampling)
     if not greedy.all():
-        law[~greedy] = _warped(logits[~greedy], sampling.rows(~greedy))
+        law[~greedy] = _warp_(law[~greedy], sampling.rows(~greedy))
+    peak, best = largest(law[greedy])
+    hot = torch.zeros_like(law[greedy]).scatter_(-1, best.unsqueeze(-1), 1.0)
+    law[greedy] = hot.masked_fill_(~peak.isfinite().unsqueeze(-1), torch.nan)
     return law
 
 
-def _warped(logits: Tensor, sampling: SamplingBatch) -> Tensor:
-    """:func:`probabilities` for rows of positive temperature. A filter is a floor under the scores."""
+def largest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """``[N, V]`` -> the largest logit of each row and its first column, ``[N]`` each. With a NaN: NaN and any column.
+
+    As ``logits.max(-1)``, but the maximum over groups of columns first, which needs no index and so is several times
+    as fast on a CPU.
+    """
+    group = 64
+    whole = logits.shape[-1] // group * group
+    if not whole or logits.is_cuda:
+        return tuple(logits.max(-1))
+    peaks = logits[:, :whole].unflatten(-1, (-1, group)).amax(-1)
+    peak, at = peaks.max(-1)
+    column = at.unsqueeze(-1) * group + torch.arange(group, device=logits.device)
+    best = at * group + logits.gather(1, column).argmax(-1)
+    if whole < logits.shape[-1]:
+        last, column = logits[:, whole:].max(-1)
+        peak, best = torch.maximum(peak, last), torch.where(last > peak, whole + column, best)
+    return peak, best
+
+
+def _warp_(scores: Tensor, sampling: SamplingBatch) -> Tensor:
+    """Logits -> :func:`probabilities`, in place, of positive temperature. A filter is a floor under the scores."""
     # below 1e-30 the law no longer changes, but the quotient would overflow
-    scores = logits / sampling.temperature.clamp(min=1e-30).to(logits.dtype).unsqueeze(-1)
+    scores.div_(sampling.temperature.clamp(min=1e-30).to(scores.dtype).unsqueeze(-1))
     for active, floor in ((sampling.top_k > 0, _top_k_floor),
                           (sampling.top_p < 1, _top_p_floor),
                           (sampling.min_p > 0, _min_p_floor)):
@@ -84,7 +116,7 @@ def _warped(logits: Tensor, sampling: SamplingBatch) -> Tensor:
         elif active.any():
             kept = scores[active]
             scores[active] = kept.masked_fill_(kept < floor(kept, sampling.rows(active)), -torch.inf)
-    return scores.softmax(-1)
+    return torch.softmax(scores, -1, out=scores)
 
 
 def _top_k_floor(scores: Tensor, sampling: SamplingBatch) -> Tensor:

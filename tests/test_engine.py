@@ -120,7 +120,7 @@ def test_equal_requests_in_one_batch_are_equal_and_seeds_matter():
     engine = Engine(tiny.family(), "near", 3, max_batch=6)
     same = engine.generate([[5, 6, 7]] * 6, SamplingParams(temperature=1.0, seed=9, max_new_tokens=15))
     assert len({r.text for r in same}) == 1
-    others = engine.generate([[5, 6, 7]] * 20, [SamplingParams(temperature=1.0, seed=s, max_new_tokens=15)
+    others = engine.generate([[5, 6, 7]] * 20, [SamplingParams(temperature=1.0, seed=s, max_new_tokens=15, stop_ids=())
                                                 for s in range(20)])
     assert len({r.text for r in others}) == 20
 

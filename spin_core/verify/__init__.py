@@ -16,24 +16,29 @@ from spin_core.draft.base import Draft
 from spin_core.sampling import SamplingBatch
 from spin_core.verify import chain
 from spin_core.verify.chain import Verdict
+from spin_core.verify.progress import Progress
 from spin_core.verify.tree import Tree, TreeVerdict, verify_tree
 
-__all__ = ["Tree", "TreeVerdict", "Verdict", "verify_chain", "verify_tree"]
+__all__ = ["Progress", "Tree", "TreeVerdict", "Verdict", "verify_chain", "verify_tree"]
 
 
 def verify_chain(logits: Tensor, draft: Draft, sampling: SamplingBatch, position: Tensor,
-                 max_draft: int | None = None) -> Verdict:
+                 max_draft: int | None = None, progress: Progress | None = None) -> Verdict:
     """:func:`spin_core.verify.chain.verify_chain`, by whatever is fastest where the logits are.
 
     ``max_draft``, if given, is an upper bound of the drafted tokens of any request, known without asking the device:
     ``tokens`` then has ``max_draft + 1`` columns, and on a CUDA device nothing waits for it.
+    ``progress``, if given, is brought up to date: on a CUDA device by the same launch, so that the next step can be
+    prepared there before the host has seen this verdict.
     """
     if logits.is_cuda and logits.dtype != torch.float64 and _kernel() is not None:
-        return _kernel().verify_chain(logits, draft, sampling, position, max_draft)
+        return _kernel().verify_chain(logits, draft, sampling, position, max_draft, progress)
     verdict = chain.verify_chain(logits, draft, sampling, position)
     if max_draft is not None:
         missing = max_draft + 1 - verdict.tokens.shape[1]
         verdict.tokens = torch.nn.functional.pad(verdict.tokens, (0, missing), value=-1)
+    if progress is not None:
+        progress.advance(verdict, position)
     return verdict
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from spin_core.draft.base import Draft
 from spin_core.randomness import ACCEPT, RESIDUAL, race, uniform
-from spin_core.sampling import SamplingBatch, probabilities
+from spin_core.sampling import SamplingBatch, largest, probabilities
 
 
 @dataclass
@@ -48,7 +48,10 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     means p = q, where only rounding can reject: then p itself.
     """
     rest = (p - q).clamp_(min=0)
-    return torch.where(rest.amax(-1, keepdim=True) > 0, rest, p)
+    empty = ~(rest.amax(-1) > 0)
+    if empty.any():
+        rest[empty] = p[empty].to(rest.dtype)
+    return rest
 
 
 def check_shapes(logits: Tensor, draft: Draft, sampling: SamplingBatch, position: Tensor) -> None:
@@ -74,41 +77,91 @@ def verify_chain(logits: Tensor, draft: Draft, sampling: SamplingBatch, position
     behind its first rejection are not needed. Raises ValueError if the shapes do not fit together.
     """
     check_shapes(logits, draft, sampling, position)
-    batch, drafted = len(sampling), draft.tokens.shape[0]
-    counts = draft.counts
-    request = torch.arange(batch, device=logits.device)
-    owner = request.repeat_interleave(counts)                             # [N] request of each drafted token
-    step = torch.arange(drafted, device=logits.device) - draft.cu[owner]  # [N] its place in the chain
-    row = torch.arange(drafted, device=logits.device) + owner             # [N] its row of logits
-    sampled = (~sampling.greedy).nonzero().squeeze(-1)                    # requests that need a whole law
-    peak, best = logits.max(-1)
-    best = best.where(peak.isfinite(), -1)                                # [N + B] -1 where there is no law
-
-    # 1. Test every drafted token as if all before it had been accepted. A one-hot p tests equality.
+    batch, counts = len(sampling), draft.counts
+    accepted = torch.zeros_like(counts)
+    token = torch.full_like(counts, -1)
+    _go(_Greedy(logits, draft), sampling.greedy.nonzero().squeeze(-1), draft, accepted, token)
+    sampled = (~sampling.greedy).nonzero().squeeze(-1)
     if sampled.numel():
-        p = probabilities(logits, sampling.rows(request.repeat_interleave(counts + 1)))
-        u = uniform(sampling.seed[owner], position[owner] + step, ACCEPT)
-        accepted = accepts(u, p[row, draft.tokens], _drafted_probability(draft))
-    else:
-        accepted = draft.tokens == best[row]
-
-    # 2. The first rejection ends the chain.
-    num_accepted = counts.scatter_reduce(0, owner, torch.where(accepted, counts[owner], step), "amin")
-
-    # 3. One token more: from what is left of p where a token was rejected, from p where none was.
-    last = draft.cu[:-1] + request + num_accepted
-    token = best[last]
-    if sampled.numel():
-        end = num_accepted[sampled]
-        weights = residual(p[last[sampled]], _rejected_law(draft, sampled, end, p))
-        token[sampled] = race(weights, sampling.seed[sampled], position[sampled] + end, RESIDUAL)
+        judge = _Sampled(logits, draft, sampling, position)
+        _go(judge, sampled, draft, accepted, token)
+        judge.draw(accepted, token)
 
     failed = token < 0
-    num_accepted = num_accepted.masked_fill(failed, 0)
-    tokens = torch.full((batch, int(counts.max()) + 1 if batch else 1), -1, device=logits.device)
-    tokens[owner, step] = draft.tokens.where(step < num_accepted[owner], -1)
-    tokens[request, num_accepted] = token
-    return Verdict(num_accepted, tokens, failed)
+    accepted = accepted.masked_fill(failed, 0)
+    place = torch.arange(int(counts.max()) + 1 if batch else 1, device=logits.device)
+    tokens = torch.full((batch, len(place)), -1, device=logits.device)
+    if draft.tokens.numel():
+        drafted = draft.tokens[(draft.cu[:-1, None] + place).clamp(max=len(draft.tokens) - 1)]
+        tokens = drafted.where(place < accepted[:, None], -1)
+    tokens.scatter_(1, accepted[:, None], token[:, None])
+    return Verdict(accepted, tokens, failed)
+
+
+def _go(judge: "_Greedy | _Sampled", alive: Tensor, draft: Draft, accepted: Tensor, token: Tensor) -> None:
+    """Test first drafts of the requests ``alive``, then second ones, ...: a request is out at its first rejection.
+
+    So no row behind it is read. Writes to ``accepted`` and ``token`` where the judge knows the token.
+    """
+    for depth in range(len(draft.tokens) + 1):
+        if not alive.numel():
+            return
+        place = draft.cu[alive] + depth                 # of the drafted token under test, where there is one
+        more = place < draft.cu[alive + 1]
+        accept, token[alive] = judge(place + alive, place, more, alive)
+        accepted[alive] += accept
+        alive = alive[accept]
+
+
+class _Greedy:
+    """A draft must be the largest logit; where it is not, that is the token."""
+
+    def __init__(self, logits: Tensor, draft: Draft) -> None:
+        self.logits, self.draft = logits, draft
+
+    def __call__(self, row: Tensor, place: Tensor, more: Tensor, alive: Tensor) -> tuple[Tensor, Tensor]:
+        peak, best = largest(self.logits[row])
+        best = best.where(peak.isfinite(), -1)          # -1 where there is no law
+        accept = more.clone()
+        accept[more] = self.draft.tokens[place[more]] == best[more]
+        return accept, best
+
+
+class _Sampled:
+    """The accept test of requests of positive temperature; :meth:`draw` then draws all their last tokens at once."""
+
+    def __init__(self, logits: Tensor, draft: Draft, sampling: SamplingBatch, position: Tensor) -> None:
+        self.logits, self.draft, self.sampling, self.position = logits, draft, sampling, position
+        owner = torch.arange(len(sampling), device=logits.device).repeat_interleave(draft.counts)
+        self.q = _drafted_probability(draft)            # [N]
+        self.u = self.q
+        if len(owner):
+            at = position[owner] + torch.arange(len(owner), device=logits.device) - draft.cu[owner]
+            self.u = uniform(sampling.seed[owner], at, ACCEPT)
+        # Memory is asked for once: on a CPU fresh pages cost more than the arithmetic done on them.
+        requests, dtype = int((~sampling.greedy).sum()), torch.promote_types(logits.dtype, torch.float32)
+        self.p, self.weights = torch.empty(2, requests, logits.shape[1], dtype=dtype, device=logits.device)
+        self.ended: list[Tensor] = []       # requests whose last token has these weights, row by row
+
+    def __call__(self, row: Tensor, place: Tensor, more: Tensor, alive: Tensor) -> tuple[Tensor, Tensor]:
+        p = probabilities(self.logits, self.sampling.rows(alive), row, out=self.p[:len(row)])
+        accept = more.clone()
+        at = place[more]
+        accept[more] = accepts(self.u[at], p[more.nonzero().squeeze(-1), self.draft.tokens[at]], self.q[at])
+        rejected = more & ~accept
+        self._end(alive[~more], p[~more])
+        self._end(alive[rejected], residual(p[rejected], _law(self.draft, place[rejected], p)))
+        return accept, torch.full_like(alive, -1)
+
+    def _end(self, requests: Tensor, weights: Tensor) -> None:
+        begin = sum(len(x) for x in self.ended)
+        self.weights[begin:begin + len(weights)] = weights
+        self.ended.append(requests)
+
+    def draw(self, accepted: Tensor, token: Tensor) -> None:
+        """Give every request its last token."""
+        ended = torch.cat(self.ended)
+        token[ended] = race(self.weights, self.sampling.seed[ended], self.position[ended] + accepted[ended], RESIDUAL)
 
 
 def _drafted_probability(draft: Draft) -> Tensor:
@@ -126,22 +179,19 @@ def _drafted_probability(draft: Draft) -> Tensor:
     return q
 
 
-def _rejected_law(draft: Draft, requests: Tensor, num_accepted: Tensor, p: Tensor) -> Tensor:
-    """``[R, V]``: the law q of the token each of R requests rejected, over the vocabulary of ``p [., V]``.
-
-    Zero where nothing was rejected and outside the draft vocabulary.
-    """
+def _law(draft: Draft, place: Tensor, p: Tensor) -> Tensor:
+    """``[R, V]``: the law q that each of R drafted tokens was drawn from, over the vocabulary of ``p [., V]``."""
+    law = draft.prob_row[place]
+    hard = law < 0
+    if draft.probs is not None and draft.ids is None and not hard.any():
+        return draft.probs[law]
     dtype = p.dtype if draft.probs is None else torch.promote_types(p.dtype, draft.probs.dtype)
-    q = torch.zeros(requests.shape[0], p.shape[-1], dtype=dtype, device=p.device)
-    into = (num_accepted < draft.counts[requests]).nonzero().squeeze(-1)  # rows of q with a rejected token
-    which = draft.cu[requests[into]] + num_accepted[into]                 # that token's place in the draft
-    law = draft.prob_row[which]
-    hard, soft = law < 0, law >= 0
-    q[into[hard], draft.tokens[which[hard]]] = 1
+    q = torch.zeros(len(place), p.shape[-1], dtype=dtype, device=p.device)
+    q[hard.nonzero().squeeze(-1), draft.tokens[place[hard]]] = 1
     if draft.probs is not None:
-        probs = draft.probs[law[soft]].to(dtype)
+        probs = draft.probs[law[~hard]].to(dtype)
         if draft.ids is None:
-            q[into[soft]] = probs
+            q[~hard] = probs
         else:
-            q[into[soft].unsqueeze(-1), draft.ids] = probs
+            q[(~hard).nonzero(), draft.ids] = probs
     return q

@@ -9,9 +9,13 @@ chunks' results, decides, and queues what its request needs next:
 
 ``READ``   peak, mass under it (online log-sum-exp) and argmax of a row. Then the accept test, by gathers: an accepted
            token queues the next row, a rejected one the draw from its residual. Greedy rows need nothing else.
-``DRAW``   the exponential race over (p - q)+ of a row whose law is known. These columns were read a moment ago and
-           come from the cache rather than from memory where it holds them.
+``DRAW``   the exponential race over (p - q)+ of a row whose law is known. The normaliser of p has to be known before
+           any column of (p - q)+ is, so these columns are loaded a second time: a moment after the first, so from the
+           cache rather than from memory where it holds the rows in work (a row of 128256 bf16 logits is 257 kB).
 ``BONUS``  the race over p of an unfiltered row, needing no normaliser and so no READ before it.
+
+Both races are randomness.race's: groups of columns first, whose noise is 64 times less than the columns' would be, then
+whoever decides lets the columns of the winning group race, loading these few again.
 
 No row behind a rejection is touched, no softmax, mask or one-hot q is ever written. There is no deadlock whatever the
 number of programs: a unit is only waited for while another program, already running, works on what precedes it.
@@ -33,9 +37,10 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from spin_core.draft.base import Draft
-from spin_core.randomness import ACCEPT, RESIDUAL
+from spin_core.randomness import ACCEPT, FINAL, GROUP, RESIDUAL
 from spin_core.sampling import SamplingBatch
 from spin_core.verify.chain import Verdict, check_shapes
+from spin_core.verify.progress import Progress
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)     # of logits; the arithmetic is fp32
 
@@ -43,7 +48,8 @@ _ACCEPT, _RESIDUAL = tl.constexpr(ACCEPT), tl.constexpr(RESIDUAL)
 _READ, _DRAW, _BONUS = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 _INF = tl.constexpr(float("inf"))
 _LOG2E = tl.constexpr(1.4426950408889634)
-_NO_COLUMN = tl.constexpr(2**31 - 1)
+_NONE = tl.constexpr(2**31 - 1)             # neither a column nor a group
+_GROUP, _FINAL = tl.constexpr(GROUP), tl.constexpr(FINAL)
 
 
 @triton.jit
@@ -56,12 +62,13 @@ def _uniform(seed, position):
 
 
 @triton.jit
-def _speeds(seed, position, first, BLOCK: tl.constexpr):
-    """``[BLOCK / 4, 4]``: 1 / E of the columns from ``first`` on, E the exponential times of randomness.race."""
-    block = (first // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
-    zero = tl.zeros_like(block)
+def _speeds(seed, position, entrant, first):
+    """1 / E for ``entrant`` (int32) of a race's round whose blocks begin at ``first``; E: see randomness.race."""
+    block = (entrant // 4).to(tl.uint32) + first
+    zero = block * 0
     a, b, c, d = tl.philox(seed, block, zero + position.to(tl.uint32), zero + _RESIDUAL, zero)
-    word = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [BLOCK // 4, 4])
+    which = entrant % 4
+    word = tl.where(which < 2, tl.where(which == 0, a, b), tl.where(which == 2, c, d))
     x = tl.minimum((word.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994)     # 2**-32; 1 - 2**-24
     # log1p(-x) = log(1 - x) x / lost, where `lost` is what the rounded 1 - x took away: precise however small x is
     rest = 1.0 - x
@@ -77,13 +84,13 @@ def _read(ROW, first, vocab, scale, greedy, BLOCK: tl.constexpr, TILES: tl.const
     """
     peak = -_INF
     total = 0.0
-    best = _NO_COLUMN
+    best = _NONE
     for tile in range(TILES):
         columns = first + tile * BLOCK + tl.arange(0, BLOCK)
         x = tl.load(ROW + columns, mask=columns < vocab, other=-_INF).to(tl.float32)
         top = tl.max(x)
         if greedy & (top > peak):
-            best = tl.min(tl.where(x == top, columns, _NO_COLUMN))
+            best = tl.min(tl.where(x == top, columns, _NONE))
         new = tl.maximum(peak, top)
         base = tl.where(new == -_INF, 0.0, new)
         total = total * tl.exp2((peak - base) * scale) + tl.sum(tl.exp2((x - base) * scale))
@@ -92,55 +99,78 @@ def _read(ROW, first, vocab, scale, greedy, BLOCK: tl.constexpr, TILES: tl.const
 
 
 @triton.jit
+def _drafted_law(Q, MAP, columns, vocab, token, soft, SUBSET: tl.constexpr, SOFT: tl.constexpr):
+    """q at ``columns``: the row Q, or one-hot at ``token`` (negative: zero everywhere)."""
+    q = tl.where(columns == token, 1.0, 0.0)
+    if SOFT:
+        at = columns
+        held = columns < tl.where(soft, vocab, 0)
+        if SUBSET:
+            at = tl.load(MAP + columns, mask=held, other=-1)
+            held = at >= 0
+        q = tl.where(soft, tl.load(Q + at, mask=held, other=0.0).to(tl.float32), q)
+    return q
+
+
+@triton.jit
 def _draw(ROW, Q, MAP, first, vocab, scale, peak, inverse, floor, token, soft, seed, position,
           SUBSET: tl.constexpr, SOFT: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr):
-    """The races over p and over (p - q)+ in one chunk: peak, mass, and both winners with their speeds.
+    """The first rounds of the races over p and over (p - q)+ in one chunk: peak, mass, winning groups and speeds.
 
     ``peak`` and ``inverse`` (of the mass) of a known law; -inf and 1 where the law is not known: then speeds are
-    relative to the peak returned. q is the row Q, or one-hot at ``token`` (negative: zero). A NaN in q makes the
-    residual's speed -1.
+    relative to the peak returned. A NaN in q makes the residual's speed -1.
     """
     total = 0.0
     speed_p = 0.0
     speed_r = 0.0
-    winner_p = _NO_COLUMN
-    winner_r = _NO_COLUMN
+    winner_p = _NONE
+    winner_r = _NONE
     broken = 0
     for tile in range(TILES):
         start = first + tile * BLOCK
-        columns = start + tl.arange(0, BLOCK // 4)[:, None] * 4 + tl.arange(0, 4)[None, :]
-        inside = columns < vocab
-        x = tl.load(ROW + columns, mask=inside, other=-_INF).to(tl.float32)
+        group = start // _GROUP + tl.arange(0, BLOCK // _GROUP)
+        columns = group[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
+        x = tl.load(ROW + columns, mask=columns < vocab, other=-_INF).to(tl.float32)
         x = tl.where(x < floor, -_INF, x)                           # not x >= floor: NaN has to stay
         new = tl.maximum(peak, tl.max(tl.max(x, 1), 0))
         base = tl.where(new == -_INF, 0.0, new)
         shrink = tl.exp2((peak - base) * scale)
-        weight = tl.exp2((x - base) * scale)
-        total = total * shrink + tl.sum(tl.sum(weight, 1), 0)
+        weight = tl.exp2((x - base) * scale) * inverse
+        q = _drafted_law(Q, MAP, columns, vocab, token, soft, SUBSET, SOFT)
+        broken = tl.maximum(broken, tl.max(tl.max((q != q).to(tl.int32), 1), 0))
+        mass = tl.sum(weight, 1)
+        total = total * shrink + tl.sum(mass, 0)
         speed_p = speed_p * shrink
         peak = new
-        q = tl.where(columns == token, 1.0, 0.0)
-        if SOFT:
-            at = columns
-            held = columns < tl.where(soft, vocab, 0)
-            if SUBSET:
-                at = tl.load(MAP + columns, mask=held, other=-1)
-                held = at >= 0
-            q = tl.where(soft, tl.load(Q + at, mask=held, other=0.0).to(tl.float32), q)
-            broken = tl.maximum(broken, tl.max(tl.max((q != q).to(tl.int32), 1), 0))
-        fast = _speeds(seed, position, start, BLOCK)
-        weight = weight * inverse
-        rest = (weight - q) * fast
-        speed = weight * fast
-        top = tl.max(tl.max(speed, 1), 0)
+        fast = _speeds(seed, position, group, 0)
+        speed = mass * fast
+        top = tl.max(speed, 0)
         if top > speed_p:
             speed_p = top
-            winner_p = tl.min(tl.min(tl.where(speed == top, columns, _NO_COLUMN), 1), 0)
-        top = tl.max(tl.max(rest, 1), 0)
+            winner_p = tl.min(tl.where(speed == top, group, _NONE), 0)
+        speed = tl.sum(tl.where(weight > q, weight - q, 0.0), 1) * fast
+        top = tl.max(speed, 0)
         if top > speed_r:
             speed_r = top
-            winner_r = tl.min(tl.min(tl.where(rest == top, columns, _NO_COLUMN), 1), 0)
+            winner_r = tl.min(tl.where(speed == top, group, _NONE), 0)
     return peak, total, speed_p, winner_p, tl.where(broken > 0, -1.0, speed_r), winner_r
+
+
+@triton.jit
+def _final(ROW, Q, MAP, group, vocab, scale, peak, inverse, floor, token, soft, seed, position, rest,
+           SUBSET: tl.constexpr, SOFT: tl.constexpr):
+    """The second round, among the columns of the winning group: over (p - q)+ if ``rest``, else over p."""
+    within = tl.arange(0, _GROUP)
+    columns = tl.minimum(group, (vocab - 1) // _GROUP) * _GROUP + within
+    x = tl.load(ROW + columns, mask=columns < vocab, other=-_INF).to(tl.float32)
+    x = tl.where(x < floor, -_INF, x)
+    top = tl.where(rest, peak, tl.max(x))
+    weight = tl.exp2((x - tl.where(top == -_INF, 0.0, top)) * scale)
+    if rest:
+        q = _drafted_law(Q, MAP, columns, vocab, token, soft, SUBSET, SOFT)
+        weight = tl.where(weight * inverse > q, weight * inverse - q, 0.0)
+    speed = weight / tl.max(weight) * _speeds(seed, position, within, _FINAL)
+    return tl.min(tl.where(speed == tl.max(speed), columns, _NONE))
 
 
 @triton.jit
@@ -229,14 +259,14 @@ def _take(QUEUE, DONE, CU, TEMPERATURE, TOP_K, TOP_P, MIN_P, group, batch):
 
 
 # What changes from step to step must not compile the kernel anew, nor batch = 1 become a constant.
-@triton.jit(do_not_specialize=["batch", "width", "chunks", "probs_stride"],
+@triton.jit(do_not_specialize=["batch", "width", "chunks", "slots", "probs_stride"],
             do_not_specialize_on_alignment=["TOKENS", "CU", "PROB_ROW", "TEMPERATURE", "TOP_K", "TOP_P", "MIN_P", "SEED",
-                                            "POSITION", "OUT", "ACCEPTED", "FAILED", "PARTS", "WINNERS", "LAWS",
-                                            "ARRIVED", "COUNTERS", "QUEUE"])
+                                            "POSITION", "OUT", "ACCEPTED", "FAILED", "NEXT", "LAST", "SLOT", "LENGTHS",
+                                            "PARTS", "WINNERS", "LAWS", "ARRIVED", "COUNTERS", "QUEUE"])
 def _verify(LOGITS, TOKENS, CU, PROBS, PROB_ROW, MAP, TEMPERATURE, TOP_K, TOP_P, MIN_P, SEED, POSITION,
-            OUT, ACCEPTED, FAILED, PARTS, WINNERS, LAWS, ARRIVED, COUNTERS, QUEUE,
-            batch, vocab, width, chunks, logits_stride, probs_stride,
-            SOFT: tl.constexpr, SUBSET: tl.constexpr, CHUNKS: tl.constexpr, WIDTH: tl.constexpr,
+            OUT, ACCEPTED, FAILED, NEXT, LAST, SLOT, LENGTHS, PARTS, WINNERS, LAWS, ARRIVED, COUNTERS, QUEUE,
+            batch, vocab, width, chunks, slots, logits_stride, probs_stride,
+            SOFT: tl.constexpr, SUBSET: tl.constexpr, CACHES: tl.constexpr, CHUNKS: tl.constexpr, WIDTH: tl.constexpr,
             BLOCK: tl.constexpr, TILES: tl.constexpr, DRAWN: tl.constexpr):
     """COUNTERS: tickets taken, queue entries made, requests done. The rest: see :func:`verify_chain`."""
     batch = batch.to(tl.int64)
@@ -293,19 +323,25 @@ def _verify(LOGITS, TOKENS, CU, PROBS, PROB_ROW, MAP, TEMPERATURE, TOP_K, TOP_P,
             base = tl.where(peak == -_INF, 0.0, peak)
             shrink = tl.exp2((peaks - base) * scale)
             total = tl.sum(tl.load(parts + CHUNKS + at, mask=real, other=0.0) * shrink)
-            winner = tl.load(winners + at, mask=real, other=_NO_COLUMN)
+            winner = tl.load(winners + at, mask=real, other=_NONE)
             lawful = (total > 0.0) & (total < _INF)                 # NaN is neither
             accepted = False
             draw = False
             if phase != _READ:
                 speed = tl.load(parts + 2 * CHUNKS + at, mask=real, other=0.0) * shrink
-                token = tl.min(tl.where(speed == tl.max(speed), winner, _NO_COLUMN))
+                group = tl.min(tl.where(speed == tl.max(speed), winner, _NONE))
                 speed = tl.load(parts + 3 * CHUNKS + at, mask=real, other=0.0)
-                if (drafted >= 0) & (tl.max(speed) > 0.0) & (tl.min(speed) >= 0.0):     # else p = q: from p
-                    winner = tl.load(winners + CHUNKS + at, mask=real, other=_NO_COLUMN)
-                    token = tl.min(tl.where(speed == tl.max(speed), winner, _NO_COLUMN))
+                rest = (drafted >= 0) & (tl.max(speed) > 0.0) & (tl.min(speed) >= 0.0)      # else p = q: from p
+                if rest:
+                    winner = tl.load(winners + CHUNKS + at, mask=real, other=_NONE)
+                    group = tl.min(tl.where(speed == tl.max(speed), winner, _NONE))
+                known = phase == _DRAW
+                inverse = 1.0 / tl.load(LAWS + b * 3 + 1, mask=known, other=1.0)
+                floor = tl.load(LAWS + b * 3 + 2, mask=known, other=-_INF)
+                token = _final(ROW, PROBS + law * probs_stride, MAP, group, vocab, scale, peak, inverse, floor, drafted,
+                               law >= 0, seed, position, rest, SUBSET, SOFT)
             else:
-                token = tl.min(tl.where(peaks == peak, winner, _NO_COLUMN))
+                token = tl.min(tl.where(peaks == peak, winner, _NONE))
                 if greedy:
                     accepted = lawful & (drafted == token)
                 elif lawful:
@@ -333,8 +369,8 @@ def _verify(LOGITS, TOKENS, CU, PROBS, PROB_ROW, MAP, TEMPERATURE, TOP_K, TOP_P,
                 if accepted:
                     follows = _entry(CU, TEMPERATURE, TOP_K, TOP_P, MIN_P, b, i + 1)
                 tl.debug_barrier()                                  # all is read and written before others go on
-                slot = tl.atomic_add(COUNTERS + 1, 1) + batch
-                tl.atomic_xchg(QUEUE + slot, follows)
+                place = tl.atomic_add(COUNTERS + 1, 1) + batch
+                tl.atomic_xchg(QUEUE + place, follows)
             else:
                 column = tl.arange(0, WIDTH)
                 count = tl.where(lawful, i - start, -1)
@@ -343,13 +379,21 @@ def _verify(LOGITS, TOKENS, CU, PROBS, PROB_ROW, MAP, TEMPERATURE, TOP_K, TOP_P,
                 tl.store(OUT + b * width + column, kept, mask=column < width)
                 tl.store(ACCEPTED + b, tl.maximum(count, 0))
                 tl.store(FAILED + b, tl.where(lawful, 0, 1).to(tl.int8))
+                if CACHES >= 0:                                     # nobody reads this request's position any more
+                    after = position - (i - start) + tl.where(lawful, count + 1, 0)
+                    tl.store(NEXT + b, after)
+                    tl.store(LAST + b, token, mask=lawful)
+                    slot = tl.load(SLOT + b)
+                    for cache in tl.static_range(CACHES):
+                        held = LENGTHS + cache * slots + slot
+                        tl.store(held, tl.minimum(tl.load(held), after - 1), mask=lawful)
                 tl.atomic_add(COUNTERS + 2, 1)
         ticket = tl.atomic_add(COUNTERS, 1)
         entry = _take(QUEUE, COUNTERS + 2, CU, TEMPERATURE, TOP_K, TOP_P, MIN_P, ticket // chunks, batch)
 
 
 def verify_chain(logits: Tensor, draft: Draft, sampling: SamplingBatch, position: Tensor,
-                 max_draft: int | None = None, *, block: int = 8192, tiles: int = 2, drawn: int = 1024,
+                 max_draft: int | None = None, progress: Progress | None = None, *, block: int = 8192, tiles: int = 2, drawn: int = 2048,
                  programs: int | None = None) -> Verdict:
     """:func:`spin_core.verify.chain.verify_chain` in one launch after one that clears the queue.
 
@@ -357,8 +401,10 @@ def verify_chain(logits: Tensor, draft: Draft, sampling: SamplingBatch, position
     ``max_draft``, if given, bounds the number of drafted tokens of a request; ``tokens`` then has ``max_draft + 1``
     columns, and nothing here waits for the device. Without it the largest count is asked from the device.
 
-    ``block`` columns are loaded at a time (``drawn`` in a race, which keeps more about each) and ``tiles`` blocks make
-    a chunk; ``programs`` take chunks from the queue (default: two for each multiprocessor, what its registers hold).
+    ``progress``, if given, is brought up to date in the same launch.
+
+    ``block`` columns are loaded at a time (``drawn`` in a race, which keeps more about each; at least a race's group)
+    and ``tiles`` blocks make a chunk; ``programs`` take chunks from the queue (default: two for each multiprocessor, what its registers hold).
 
     Raises ValueError if the shapes do not fit together or the logits are of another type.
     """
@@ -377,7 +423,7 @@ def verify_chain(logits: Tensor, draft: Draft, sampling: SamplingBatch, position
         probs = draft.probs if draft.probs is not None and draft.probs.numel() else None
         probs = probs if probs is None or probs.stride(1) == 1 else probs.contiguous()
         subset = _columns(draft.ids, vocab) if probs is not None and draft.ids is not None else None
-        block = min(block, max(16, triton.next_power_of_2(vocab)))
+        block = min(block, max(GROUP, triton.next_power_of_2(vocab)))
         chunks = triton.cdiv(vocab, block * tiles)
         if programs is None:
             programs = 2 * torch.cuda.get_device_properties(device).multi_processor_count if logits.is_cuda else 2
@@ -392,10 +438,13 @@ def verify_chain(logits: Tensor, draft: Draft, sampling: SamplingBatch, position
         _verify[programs,](
             logits, draft.tokens, draft.cu, logits if probs is None else probs, draft.prob_row,
             draft.tokens if subset is None else subset, sampling.temperature, sampling.top_k, sampling.top_p,
-            sampling.min_p, sampling.seed, position, tokens, accepted, failed, parts, winners, laws,
-            shared, shared[batch:], shared[batch + 3:], batch, vocab, width, chunks, logits.stride(0),
+            sampling.min_p, sampling.seed, position, tokens, accepted, failed,
+            *((position,) * 4 if progress is None else
+              (progress.position, progress.last, progress.slot, progress.lengths)), parts, winners, laws,
+            shared, shared[batch:], shared[batch + 3:], batch, vocab, width, chunks,
+            0 if progress is None else progress.lengths.stride(0), logits.stride(0),
             0 if probs is None else probs.stride(0), SOFT=probs is not None, SUBSET=subset is not None,
-            CHUNKS=width_of, WIDTH=triton.next_power_of_2(width), BLOCK=block, TILES=tiles,
+            CACHES=-1 if progress is None else len(progress.lengths), CHUNKS=width_of, WIDTH=triton.next_power_of_2(width), BLOCK=block, TILES=tiles,
             DRAWN=min(drawn, block), num_warps=8)
     return Verdict(accepted, tokens, failed.view(torch.bool))
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from spin_core import verify
 from spin_core.draft.base import Draft
-from spin_core.randomness import RESIDUAL, philox
+from spin_core.randomness import FINAL, GROUP, RESIDUAL, philox
 from spin_core.request import SamplingParams
 from spin_core.sampling import SamplingBatch, probabilities
 from spin_core.verify import chain
@@ -87,7 +87,7 @@ def check(*args, **sizes) -> chain.Verdict:
     return expected
 
 
-SMALL = dict(block=32, tiles=1, drawn=16)       # several chunks, and several races in each, of a small vocabulary
+SMALL = dict(block=128, tiles=1, drawn=64)       # several chunks, and several races in each, of a small vocabulary
 WIDE = dict(block=65536, tiles=1, drawn=65536)  # few steps: what an interpreter is quick at
 
 
@@ -96,7 +96,7 @@ WIDE = dict(block=65536, tiles=1, drawn=65536)  # few steps: what an interpreter
 def test_the_kernel_equals_the_reference(device, params, data):
     """Ragged; greedy beside sampling, one-hot beside sampled drafts; filters; whole or subset vocabulary; bad rows."""
     counts = [data.draw(st.integers(0, 4)) for _ in params]
-    vocab, dtype = data.draw(st.sampled_from([2, 7, 29, 70])), data.draw(st.sampled_from(kernel.DTYPES))
+    vocab, dtype = data.draw(st.sampled_from([2, 7, 70, 300])), data.draw(st.sampled_from(kernel.DTYPES))
     logits, draft = make_batch(counts, vocab, data.draw(st.integers(0, 10**6)), data.draw(st.booleans()), dtype)
     for trouble in (torch.nan, torch.inf, -torch.inf):
         for row in data.draw(st.lists(st.integers(0, max(0, len(logits) - 1)), max_size=1 if params else 0)):
@@ -139,17 +139,17 @@ def test_all_vocabularies_and_batches_on_a_gpu(vocab, batch, dtype):
 
 def test_nothing_finite_beside_the_mask(device):
     """-inf nearly everywhere, so that whole chunks of a row are empty, the first ones too."""
-    logits, draft = make_batch([3] * 6, 100, seed=3)
+    logits, draft = make_batch([3] * 6, 400, seed=3)
     keep = torch.rand(logits.shape, generator=torch.Generator().manual_seed(0)) < 0.02
-    keep[:, 97] = True
+    keep[:, 390] = True
     check(logits.masked_fill(~keep, -torch.inf), draft, [SAMPLED.with_(seed=b, top_k=b % 2) for b in range(6)], device,
           **SMALL)
 
 
 @pytest.mark.parametrize("temperature", [1e-30, 1e-3, 100.0])
 def test_extreme_temperatures(device, temperature):
-    logits, draft = make_batch([2] * 6, 50, seed=5)
-    logits[:, 20] = logits[:, 30] = logits.amax(-1)     # a tie for the largest
+    logits, draft = make_batch([2] * 6, 250, seed=5)
+    logits[:, 20] = logits[:, 230] = logits.amax(-1)     # a tie for the largest
     params = [SamplingParams(temperature, seed=b, min_p=0.3 * (b % 2)) for b in range(6)]
     check(logits, draft, params, device, **SMALL)
 
@@ -165,8 +165,8 @@ def test_a_residual_without_mass_falls_back_to_p(device):
 
 
 def test_a_drafter_without_a_law_costs_speed_but_not_the_law(device):
-    logits, draft = make_batch([1] * 4, 40, seed=2)
-    for bad in (0, 39):
+    logits, draft = make_batch([1] * 4, 240, seed=2)
+    for bad in (0, 239):
         q = logits[:1].softmax(-1).clone()
         q[0, bad] = torch.nan
         broken = Draft(torch.full((4,), bad), draft.cu, q, torch.zeros(4, dtype=torch.int64))
@@ -175,11 +175,11 @@ def test_a_drafter_without_a_law_costs_speed_but_not_the_law(device):
 
 
 def test_rows_and_columns_in_other_strides(device):
-    logits, draft = make_batch([3, 0, 2], 40, seed=6)
-    wide = torch.full((2 * len(logits), 55), torch.nan)
-    wide[::2, :40] = logits
+    logits, draft = make_batch([3, 0, 2], 240, seed=6)
+    wide = torch.full((2 * len(logits), 255), torch.nan)
+    wide[::2, :240] = logits
     draft.probs = draft.probs.t().contiguous().t()
-    for view in (wide[::2, :40], logits.t().contiguous().t()):
+    for view in (wide[::2, :240], logits.t().contiguous().t()):
         check(view, draft, mixed_params(3), device, **SMALL)
 
 
@@ -213,7 +213,7 @@ def behind(logits: Tensor, draft: Draft, verdict: chain.Verdict) -> Tensor:
 
 
 def test_rows_behind_the_first_rejection_do_not_matter(device):
-    logits, draft = make_batch([8, 4, 1, 8, 8, 4], 60, seed=9)
+    logits, draft = make_batch([8, 4, 1, 8, 8, 4], 260, seed=9)
     params = mixed_params(6)
     verdict = check(logits, draft, params, device, **SMALL)
     unread = behind(logits, draft, verdict)
@@ -226,10 +226,11 @@ def test_rows_behind_the_first_rejection_do_not_matter(device):
 @pytest.mark.parametrize("kind", ["greedy", "sampled", "one-hot"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bytes_read(monkeypatch, kind, dtype):
-    """Every needed row once; once more the row of a rejection, for its residual; of q only that row; else gathers."""
+    """Every needed row once; once more the row of a rejection, for its residual; of q only that row; else gathers: of
+    each tested token, and of the group of columns (the last one has 13) that won the draw."""
     from triton.runtime import interpreter
 
-    counts, vocab = [4, 8, 0, 1, 4, 8, 4], 203
+    counts, vocab = [4, 8, 0, 1, 4, 8, 4], 333
     logits, draft = make_batch(counts, vocab, seed=11, dtype=dtype)
     if kind == "one-hot":
         draft = Draft(draft.tokens, draft.cu)
@@ -260,12 +261,18 @@ def test_bytes_read(monkeypatch, kind, dtype):
         expected += rejected
         gathers += (step <= accepted[request]) & (step < draft.counts[request])
     assert rejected.sum() >= 3
+    last = step == accepted[request]
+    group = verdict.tokens.gather(1, accepted[:, None])[request, 0] // GROUP
+    size = torch.where(group == vocab // GROUP, vocab % GROUP, GROUP)
+    if kind != "greedy":
+        gathers += last * size
     assert torch.equal(reads(logits).sum(-1), expected * vocab + gathers)
     if kind == "sampled":
-        row = (torch.arange(len(logits)) - request)[gathers > 0]       # drafted tokens that were tested
-        law, last = draft.prob_row[row], rejected[gathers > 0]
+        tested = (step <= accepted[request]) & (step < draft.counts[request])
+        row = (torch.arange(len(logits)) - request)[tested]
+        law, again = draft.prob_row[row], (rejected * (vocab + size))[tested]
         want = torch.zeros(len(draft.probs), dtype=torch.int64)
-        want.index_add_(0, law[law >= 0], 1 + last[law >= 0] * vocab)
+        want.index_add_(0, law[law >= 0], 1 + again[law >= 0])
         assert torch.equal(reads(draft.probs).sum(-1), want)
 
 
@@ -310,16 +317,16 @@ def test_filters_keep_the_reference_s_tokens(device, ties):
 
 @triton.jit
 def _noise(SEED, POSITION, OUT, first, BLOCK: tl.constexpr):
-    speeds = kernel._speeds(tl.load(SEED), tl.load(POSITION), first, BLOCK)
-    tl.store(OUT + tl.arange(0, BLOCK // 4)[:, None] * 4 + tl.arange(0, 4)[None, :], speeds)
+    entrant = tl.arange(0, BLOCK)
+    tl.store(OUT + entrant, kernel._speeds(tl.load(SEED), tl.load(POSITION), first + entrant, kernel._FINAL))
 
 
 def test_noise_is_the_races_and_precise_where_races_are_won(device):
-    """1 / E over 2^17 columns from column 4096 on, against float64: a plain log(1 - x) is 0.4 % off at the fast ones."""
+    """1 / E of 2^17 entrants from number 4096 on, against float64: a plain log(1 - x) is 0.4 % off at the fast ones."""
     seed, position, first, columns = torch.tensor([2**62 + 12345]), torch.tensor([2**31 + 5]), 4096, 2**17
     out = torch.full((columns,), torch.nan, device=device)
     _noise[1,](seed.to(device), position.to(device), out, first, BLOCK=columns if device == "cpu" else 4096)
-    words = philox(torch.arange(columns // 4) + first // 4, position, RESIDUAL, 0, seed)
+    words = philox(FINAL + torch.arange(columns // 4) + first // 4, position, RESIDUAL, 0, seed)
     x = (torch.stack(words, -1).flatten().float() + 0.5) * 2.0**-32         # rounded as the race rounds it
     exact = -1 / torch.log1p(-x.clamp(max=1 - 2.0**-24).double())
     checked = columns if device == "cpu" else 4096
@@ -387,7 +394,7 @@ def test_any_order_of_programs_gives_the_same_verdict(monkeypatch, seed):
     original = kernel._verify
     monkeypatch.setattr(kernel, "_verify", Shuffled())
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_atomic_rmw", atomic)
-    logits, draft = make_batch([4, 0, 2, 3], 90, seed=seed, subset=seed % 2 == 1)
+    logits, draft = make_batch([4, 0, 2, 3], 290, seed=seed, subset=seed % 2 == 1)
     logits[2, 3] = torch.nan
     check(logits, draft, [SAMPLED.with_(seed=seed), SAMPLED, SamplingParams(), SAMPLED.with_(top_k=4)], "cpu",
           programs=(1, 2, 3, 5, 8, 12)[seed], **SMALL)
