@@ -1,0 +1,318 @@
+"""A serving system on hardware that is not at hand: requests, batches, two stages, a clock.
+
+What is accepted is read off a recording, what a pass takes off a cost model; who drafts is decided by the selectors
+that serve live, pieces by the planner, the number of micro-batches by the pipeline's heuristic. One turn of the loop
+(:meth:`_System._flight`) is one group's way through a step:
+
+    admit -> assign -> draft (every drafter on its device) -> verify (on the target's) -> commit -> observe
+
+The running requests are split into groups, the micro-batches. Groups take turns, and a device does one thing at a
+time, in the order of these turns. With one group drafters and target take turns; with more, one group is verified while
+another is drafted for, if drafters have devices of their own. A request's first step also reads its prompt: as further
+rows of the target's pass and of its drafter's first; so does every drafter that takes over what it has not read.
+
+Left out: the way of tokens between devices, sampling, stop strings, and reading along for policies that learn from it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy import ndarray
+
+from spin_core.pipeline.heuristic import Decision, Heuristic, Load
+from spin_core.pipeline.schedule import DRAFT, VERIFY, Schedule, Span
+from spin_core.select.base import NONE, Outcome, Seat, Selector
+from spin_core.select.costs import AffineCost, shares
+from spin_core.select.recording import Recording
+from spin_core.simulate.costs import PassCosts
+
+RENEW = 8               # steps after which the width of the pieces is searched anew; so it is when a request comes or goes
+STEP_FIELDS = ("start", "drafted", "begin", "end", "size", "rows", "needed", "touched", "emitted", "draft", "held", "group")
+
+
+@dataclass
+class Run:
+    """What happened. ``steps``: one array per field of ``STEP_FIELDS``, one entry per step of a group; the first four are
+    times: drafting begins and ends, verification begins and ends. ``needed``, ``touched``: keys without and with
+    padding; ``draft``: seconds of drafting, were the group alone; ``held``: tokens of memory reserved by all running requests.
+    ``arrived``, ``admitted``, ``finished``: times by request. ``served``: steps by drafter. ``events``: one
+    (step, request, drafter, drafted, accepted) per request and step, if asked for.
+    """
+
+    steps: dict[str, ndarray]
+    lengths: ndarray
+    arrived: ndarray
+    admitted: ndarray
+    finished: ndarray
+    served: dict[str, int]
+    decisions: list[Decision]
+    events: list[tuple[int, int, str, int, int]]
+
+    @property
+    def tokens(self) -> int:
+        """Emitted, all requests together."""
+        return int(self.steps["emitted"].sum())
+
+    @property
+    def seconds(self) -> float:
+        """From the first arrival to the last token."""
+        return float(self.finished.max() - self.arrived.min())
+
+    @property
+    def goodput(self) -> float:
+        """Emitted tokens per second."""
+        return self.tokens / self.seconds
+
+    @property
+    def request_steps(self) -> int:
+        return int(self.steps["size"].sum())
+
+    @property
+    def sequential_seconds(self) -> float:
+        """What the same steps take one after the other, drafters and target never side by side."""
+        return float((self.steps["draft"] + self.steps["end"] - self.steps["begin"]).sum())
+
+    @property
+    def padding(self) -> float:
+        """The share of the keys computed on that nobody needs."""
+        return 1 - float(self.steps["needed"].sum() / self.steps["touched"].sum())
+
+    def busy(self, stage: str) -> float:
+        """The share of the time in which a stage has work: ``DRAFT`` or ``VERIFY``."""
+        return self.schedule().busy_share(stage)
+
+    def schedule(self) -> Schedule:
+        """Who worked when, for a Gantt chart."""
+        s, rounds = self.steps, {}
+        spans = []
+        for i, group in enumerate(s["group"].astype(int).tolist()):
+            number = rounds[group] = rounds.get(group, -1) + 1
+            for stage, start, end in ((DRAFT, "start", "drafted"), (VERIFY, "begin", "end")):
+                spans.append(Span(stage, group, number, float(s[start][i]), float(s[end][i])))
+        return Schedule(spans)
+
+
+def simulate(recording: Recording, costs: PassCosts, policy: Selector | str, *, batch: int = 8,
+             micro_batches: int | str = 1, gamma: int = 4, arrivals: Sequence[float] | None = None,
+             kv_tokens: int | None = None, capacities: Mapping[str, int] | None = None, events: bool = False) -> Run:
+    """Serve all requests of ``recording``, first come first served.
+
+    ``policy``: a selector, or the name of the one drafter that drafts ``gamma`` tokens for everyone ("none": plain
+    decoding). ``batch``: requests that run at once. ``micro_batches``: groups, or "auto" for the heuristic.
+    ``arrivals``: seconds ``[R]``, rising; None: all at once. ``kv_tokens``: tokens of prompt and answer that the running
+    requests may come to hold together. Raises ValueError for what cannot be served.
+    """
+    return _System(recording, costs, policy, batch, micro_batches, gamma, arrivals, kv_tokens, capacities, events).run()
+
+
+def poisson(count: int, rate: float, rng: np.random.Generator) -> ndarray:
+    """Arrival times of ``count`` requests, on average ``rate`` per second."""
+    return np.cumsum(rng.exponential(1 / rate, count))
+
+
+def bursty(count: int, rate: float, burst: float, rng: np.random.Generator) -> ndarray:
+    """The same rate in bursts of ``burst`` requests on average, which arrive together."""
+    starts = rng.random(count) < 1 / burst
+    starts[0] = True
+    return np.cumsum(np.where(starts, rng.exponential(burst / rate, count), 0.0))
+
+
+class _Group:
+    """A micro-batch: its requests, tokens written of each, and the index of each one's last drafter (-1: none yet)."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.ready = number, 0.0       # when its last step was committed
+        self.requests, self.done, self.drafter = (np.zeros(0, int) for _ in range(3))
+        self.width, self.age = 0, 0                 # of the pieces, and for how many steps
+
+    def add(self, requests: Sequence[int], done: Sequence[int] | int = 0, drafter: Sequence[int] | int = -1) -> None:
+        self.requests = np.append(self.requests, requests)
+        self.done = np.append(self.done, np.broadcast_to(done, len(requests)))
+        self.drafter = np.append(self.drafter, np.broadcast_to(drafter, len(requests)))
+        self.width = 0
+
+    def keep(self, stays: ndarray) -> None:
+        self.requests, self.done, self.drafter = self.requests[stays], self.done[stays], self.drafter[stays]
+        self.width = 0
+
+
+class _System:
+    """The state of one run."""
+
+    def __init__(self, recording, costs, policy, batch, micro_batches, gamma, arrivals, kv_tokens, capacities, events) -> None:
+        count = len(recording)
+        self.arrived = np.zeros(count) if arrivals is None else np.asarray(arrivals, float)
+        self.reserved = recording.prompts + recording.lengths
+        if batch < 1 or gamma < 0 or (micro_batches != "auto" and not 1 <= micro_batches <= batch):
+            raise ValueError(f"simulate: batch {batch} and micro_batches {micro_batches} (at most batch) must be at least 1, "
+                             f"gamma {gamma} at least 0")
+        if len(self.arrived) != count or (np.diff(self.arrived) < 0).any():
+            raise ValueError(f"simulate: {len(self.arrived)} arrivals for {count} requests, or times that go back")
+        if isinstance(policy, str) and policy not in (*recording.arms, NONE):
+            raise ValueError(f"simulate: no drafter {policy!r} in the recording; it has {', '.join(recording.arms)}")
+        if kv_tokens is not None and self.reserved.max() > kv_tokens:
+            raise ValueError(f"simulate: a request may come to hold {self.reserved.max()} tokens, more than kv_tokens = "
+                             f"{kv_tokens}")
+        self.recording, self.costs, self.policy = recording, costs, policy
+        self.batch, self.gamma, self.capacities = batch, gamma, capacities
+        self.kv_tokens = np.inf if kv_tokens is None else kv_tokens
+        self.heuristic = Heuristic(batch) if micro_batches == "auto" else None
+        self.groups = [_Group(i) for i in range(1 if self.heuristic else micro_batches)]
+        self.arms = (*recording.arms, NONE)
+        self.arm = {name: i for i, name in enumerate(self.arms)}
+        self.next = self.running = self.held = 0    # requests that wait begin at `next`; tokens held
+        self.leaving: list[tuple[float, int]] = []  # when those who are through give back their tokens
+        self.admitted, self.finished = np.full(count, np.nan), np.full(count, np.nan)
+        self.free: dict[str, float] = {}            # when each device can take on more
+        self.known: dict[tuple[int, int], int] = {}     # (request, drafter) -> tokens it has read, once it was left
+        self.clock = 0.0                            # when the last turn began
+        self.cost = AffineCost()
+        self.served: dict[str, int] = {}
+        self.log: list[tuple] = []
+        self.events: list[tuple] | None = [] if events else None
+
+    def run(self) -> Run:
+        while self.next < len(self.recording) or any(len(g.requests) for g in self.groups):
+            began, served = max(g.ready for g in self.groups), 0
+            for group in self.groups:
+                self._admit(group)
+                if len(group.requests):
+                    served += len(group.requests)
+                    self._flight(group)
+            if not served:                          # idle until somebody comes
+                self.clock = max(self.clock, float(self.arrived[self.next]))
+            elif self.heuristic:
+                self._regroup(served, began)
+        steps = dict(zip(STEP_FIELDS, np.array(self.log, float).T))
+        return Run(steps, self.recording.lengths, self.arrived, self.admitted, self.finished, self.served,
+                   self.heuristic.decisions if self.heuristic else [], self.events or [])
+
+    # ---- a group's way through a step
+
+    def _flight(self, group: _Group) -> None:
+        recording, requests, done = self.recording, group.requests, group.done
+        prompts, left = recording.prompts[requests], recording.lengths[requests] - done - 1
+        context, at = prompts + done, recording.starts[requests] + done
+        by_arm, wanted = self._assign(group, context, left)
+        start = max(group.ready, self.clock)
+        drafted, accepted, shared = np.zeros_like(done), np.zeros_like(done), np.zeros(len(done))
+        ready, busy = start, []
+        for name, members in by_arm.items():
+            arm = self.arm[name]
+            self.served[name] = self.served.get(name, 0) + len(members)
+            if name == NONE:
+                self._switch(group, arm, members, context)
+                continue
+            proposed = np.minimum(wanted[members], recording.proposed[arm, at[members]])
+            drafted[members], accepted[members] = proposed, np.minimum(proposed, recording.accepted[arm, at[members]])
+            seconds = self.costs.draft(name, len(members), _depths(proposed), float(context[members].sum()))
+            shared[members] = seconds * proposed / max(1, proposed.sum())
+            if unread := self._switch(group, arm, members[proposed > 0], context):
+                seconds += self.costs.reading(name, unread, int((proposed > 0).sum()))
+            busy.append(seconds)
+            device = VERIFY if self.costs.shared else name
+            self.free[device] = max(start, self.free.get(device, 0.0)) + busy[-1]
+            ready = max(ready, self.free[device])
+
+        new = done == 0
+        prompt_rows = int(prompts[new].sum() - new.sum()) if new.any() else 0
+        verified = self.costs.verify(context, drafted, prompt_rows, group.width if group.age % RENEW else 0)
+        group.age, group.width = group.age + 1 if group.width else 1, verified.width
+        begin = max(ready, self.free.get(VERIFY, 0.0))
+        group.ready = self.free[VERIFY] = begin + verified.seconds
+        self.clock = start
+        if self.events is not None:
+            self.events += [(len(self.log), int(requests[b]), name, int(drafted[b]), int(accepted[b]))
+                            for name, members in by_arm.items() for b in members]
+        rows, needed = len(done) + int(drafted.sum()), int(context.sum() + drafted.sum())
+        self.log.append((start, ready, begin, group.ready, len(done), rows + prompt_rows, needed, verified.touched,
+                         int(accepted.sum()) + len(done), sum(busy) if self.costs.shared else max(busy, default=0.0), self.held, group.number))
+        if not isinstance(self.policy, str):
+            self._observe(requests, by_arm, drafted, accepted, shared, rows + prompt_rows, verified.seconds)
+        group.done = done + accepted + 1
+        if (accepted >= left).any():
+            self._leave(group)
+
+    def _admit(self, group: _Group) -> None:
+        """Take in who has come, while there is room in the batch, in this group's part of it, and in memory."""
+        now = max(group.ready, self.clock)
+        while self.leaving and self.leaving[0][0] <= now:
+            self.running, self.held = self.running - 1, self.held - heapq.heappop(self.leaving)[1]
+        came = int(np.searchsorted(self.arrived, now, "right"))
+        fair = -(-min(self.batch, self.running + came - self.next) // len(self.groups))
+        new = []
+        while self.next < came and len(group.requests) + len(new) < fair and self.running < self.batch \
+                and self.held + self.reserved[self.next] <= self.kv_tokens:
+            new.append(self.next)
+            self.running, self.held, self.next = self.running + 1, self.held + int(self.reserved[self.next]), self.next + 1
+        if new:
+            group.ready = max(group.ready, float(self.arrived[new[-1]]))
+            self.admitted[new] = now
+            group.add(new)
+
+    def _assign(self, group: _Group, context: ndarray, left: ndarray) -> tuple[dict[str, ndarray], ndarray]:
+        """Places of the group by drafter, and how many tokens each request is to draft."""
+        if isinstance(self.policy, str):
+            return {self.policy: np.arange(len(left))}, np.minimum(self.gamma if self.policy != NONE else 0, left)
+        current = [None if d < 0 else self.arms[d] for d in group.drafter.tolist()]
+        seats = list(map(Seat, group.requests.tolist(), group.done.tolist(), context.tolist(), left.tolist(), current))
+        choices = self.policy.assign(seats, self.capacities)
+        places: dict[str, list[int]] = {}
+        for b, seat in enumerate(seats):
+            places.setdefault(choices[seat.request].drafter, []).append(b)
+        if unknown := set(places) - set(self.arms):
+            raise ValueError(f"simulate: no drafter {unknown.pop()!r} in the recording; it has {', '.join(self.arms)}")
+        return ({name: np.array(members) for name, members in places.items()},
+                np.minimum([choices[seat.request].gamma for seat in seats], left))
+
+    def _switch(self, group: _Group, arm: int, members: ndarray, context: ndarray) -> int:
+        """Give the members to a drafter; how many tokens it has not read yet, but for one each."""
+        unread, late = 0, members[group.drafter[members] != arm]
+        for b in late.tolist():
+            request = int(group.requests[b])
+            self.known[request, int(group.drafter[b])] = int(context[b])
+            unread += int(context[b]) - self.known.get((request, arm), 0) - 1
+        group.drafter[late] = arm
+        return unread
+
+    def _observe(self, requests, by_arm, drafted, accepted, draft_seconds, rows: int, seconds: float) -> None:
+        self.cost.learn(rows, seconds)
+        verify = shares(drafted.tolist(), seconds, self.cost).tolist()
+        self.policy.observe([Outcome(int(requests[b]), name, int(drafted[b]), int(accepted[b]), int(accepted[b]) + 1,
+                                     float(draft_seconds[b]), verify[b], rows, seconds)
+                             for name, members in by_arm.items() for b in members.tolist()])
+
+    def _leave(self, group: _Group) -> None:
+        stays = group.done < self.recording.lengths[group.requests]
+        for request in group.requests[~stays].tolist():
+            self.finished[request] = group.ready
+            heapq.heappush(self.leaving, (group.ready, int(self.reserved[request])))
+            if not isinstance(self.policy, str):
+                self.policy.finish(request)
+        group.keep(stays)
+
+    def _regroup(self, served: int, began: float) -> None:
+        """Ask the heuristic after a round of all groups; deal the requests out anew if it wants another count."""
+        now = max(g.ready for g in self.groups)
+        requests, done, drafter = (np.concatenate([getattr(g, f) for g in self.groups]) for f in ("requests", "done", "drafter"))
+        if not len(requests):
+            return
+        load = Load(len(requests), float(np.mean(self.recording.prompts[requests] + done)))
+        if self.heuristic.observe(load, served, now - began, now):
+            self.groups = [_Group(i) for i in range(self.heuristic.count)]
+            for i, group in enumerate(self.groups):
+                part = slice(i, None, len(self.groups))
+                group.ready = now
+                group.add(requests[part], done[part], drafter[part])
+
+
+def _depths(drafted: ndarray) -> list[int]:
+    """How many requests still draft at position 0, 1, ..."""
+    most = int(drafted.max(initial=0))
+    if most and drafted.min() == most:
+        return [len(drafted)] * most
+    return [int((drafted > k).sum()) for k in range(most)]
