@@ -24,7 +24,7 @@ def attend_piece(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | No
     the scores ``[heads, T]``, which is -inf (and the output 0) where a query sees none of the piece.
     """
     heads, rows, dim = query.shape
-    grouped = query.reshape(key.shape[0], -1, rows, dim)                           # GQA: [kv_heads, group, T, d]
+    grouped = query.reshape(len(key), heads // len(key), rows, dim)                # GQA: [kv_heads, group, T, d]
     scores = torch.einsum("kgtd,knd->kgtn", grouped, key) * scale
     if visible is not None:
         scores = scores.masked_fill(~visible, -torch.inf)

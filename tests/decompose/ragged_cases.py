@@ -21,11 +21,14 @@ COSTS = Costs(3, 3, step_call=2e-5, alone_call=3e-5, alone_key=2e-8, alone_score
 
 @st.composite
 def ragged(draw, longest: int = 48, widest: int = 6, requests: int = 5):
-    """(prefix, count, parents) per request: parents is None for a chain, else every node's parent (-1: the prefix)."""
+    """(prefix, count, parents) per request: parents is None for a chain, else every node's parent (-1: the prefix).
+
+    A request may ask for nothing, and it may have nothing.
+    """
     batch = []
     for _ in range(draw(st.integers(1, requests))):
         prefix = draw(st.sampled_from([0, 1, 2, 17]) | st.integers(0, longest))
-        count = draw(st.integers(1, widest))
+        count = draw(st.integers(0, widest))
         parents = draw(st.none() | st.tuples(*(st.integers(-1, i - 1) for i in range(count))))
         batch.append((prefix, count, parents))
     return batch
