@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from spin_core.distill.corpus import Shard, fingerprint, save_whole
-from spin_core.draft.table import LONGEST
+from spin_core.zoo.table import LONGEST
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ TABLES = {"table-4g": TableRecipe()}
 
 
 def make_table(shards: list[Shard], vocab_size: int, max_entries: int, bound: float = 0.4) -> dict[str, Tensor]:
-    """``contexts`` and ``followers`` of :class:`spin_core.draft.table.DraftTable`, counted in the answers.
+    """``contexts`` and ``followers`` of :class:`spin_core.zoo.table.DraftTable`, counted in the answers.
 
     A follower's share is its count over the context's count plus one, so that what was seen once is worth a half; of
     equally frequent followers the one of the lowest id is taken. Contexts whose best share is below ``bound`` are left

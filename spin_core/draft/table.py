@@ -10,40 +10,11 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
-from torch import Tensor
+from collections.abc import Callable
 
 from spin_core.draft.base import CaughtUp, Draft, Drafter, never
 from spin_core.request import Request
-
-LONGEST = 3     # tokens of context
-
-
-@dataclass
-class DraftTable:
-    """A table before it is attached to an engine, E entries.
-
-    ``contexts [E]`` int64, ascending keys (:func:`key`) of one to three tokens; ``followers [E]`` int32, the id that
-    most often came next. Contexts behind which nothing is usual have no entry.
-    """
-
-    name: str
-    contexts: Tensor
-    followers: Tensor
-    vocab_size: int
-    description: str = ""
-    max_context: int = 2**31    # it looks at three tokens of however many
-
-
-def key(context: Sequence[int], vocab_size: int) -> int:
-    """A number for a context: digits ``id + 1`` in base ``vocab_size + 1``, so no two contexts share one, whatever
-    their lengths. Three ids of a vocabulary of 49,152 take 47 bits."""
-    number = 0
-    for token in context:
-        number = number * (vocab_size + 1) + token + 1
-    return number
+from spin_core.zoo.table import LONGEST, DraftTable, key
 
 
 class TableDrafter(Drafter):

@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from . import compat, huggingface, pruned
+from . import compat, huggingface, pruned, table
 from .cachedir import CorruptFileError, FetchError, cache_dir
 from .family import DraftModel, Family
 from .install import CachedFile, ensure, fetch, verify
 from .registry import BUILTIN, builtin
+from .table import DraftTable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["BUILTIN", "CachedFile", "CorruptFileError", "DraftModel", "Family", "FetchError", "cache_dir",
-           "fetch", "load", "verify"]
+__all__ = ["BUILTIN", "CachedFile", "CorruptFileError", "DraftModel", "DraftTable", "Family", "FetchError",
+           "cache_dir", "fetch", "load", "verify"]
 
 
 def load(name: str = "smollm2", *, target: str | Path | None = None,
@@ -36,7 +37,8 @@ def load(name: str = "smollm2", *, target: str | Path | None = None,
     LM, or its OWNER/NAME on the hub. Each of ``drafters`` is
 
     * the name of a drafter shipped for a built-in family (None: all of them),
-    * a ``.safetensors`` file of a drafter pruned from this target (:mod:`spin_core.zoo.pruned`),
+    * a ``.safetensors`` file of a drafter pruned from this target (:mod:`spin_core.zoo.pruned`), or of a table of its
+      habits (:mod:`spin_core.zoo.table`),
     * a folder or hub name of a causal LM with the target's tokenizer. A folder without any tokenizer is
       accepted, with a warning, if its head is as wide as the target's: a wrong guess costs speed, never text,
     * a :class:`DraftModel`, whose vocabulary is the caller's word.
@@ -70,7 +72,7 @@ def load(name: str = "smollm2", *, target: str | Path | None = None,
     for item in known if drafters is None else drafters:
         if item in ("ngram", "none"):
             continue
-        drafter = item if isinstance(item, DraftModel) else _load_drafter(item, family, known)
+        drafter = item if isinstance(item, (DraftModel, DraftTable)) else _load_drafter(item, family, known)
         compat.check_drafter(drafter, model, family.vocab_size)
         if drafter.name in family.drafters:
             raise ValueError(f"two drafters are called {drafter.name!r}: pass one as a DraftModel of "
@@ -79,14 +81,21 @@ def load(name: str = "smollm2", *, target: str | Path | None = None,
     return family
 
 
-def _load_drafter(item: str | Path, family: Family, known: dict[str, Path]) -> DraftModel:
-    """One entry of ``load``'s drafters that is not a DraftModel yet."""
+def _load_file(path: Path, family: Family) -> DraftModel | DraftTable:
+    """The drafter of a safetensors file."""
+    if table.is_table(pruned.read(path)[1]):
+        return table.load_table(path, family.vocab_size)
+    return pruned.load_pruned(path, family.target, family.vocab_size)
+
+
+def _load_drafter(item: str | Path, family: Family, known: dict[str, Path]) -> DraftModel | DraftTable:
+    """One entry of ``load``'s drafters that is not a drafter yet."""
     if str(item) in known:
         pruned.check_shipped(known[str(item)])
-        return pruned.load_pruned(known[str(item)], family.target, family.vocab_size)
+        return _load_file(known[str(item)], family)
     path = Path(item)
     if path.suffix == ".safetensors":
-        return pruned.load_pruned(path, family.target, family.vocab_size)
+        return _load_file(path, family)
     if not path.is_dir() and not huggingface.is_hub_name(str(item)):
         names = ", ".join([*known, "ngram", "none"])
         raise ValueError(f"unknown drafter {str(item)!r}; known for {family.name}: {names}; else a folder, a "

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .family import DraftModel
+from .table import DraftTable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -40,7 +41,7 @@ def check_tokenizers(name: str, drafter: PreTrainedTokenizerBase, target: PreTra
                              f"{_show(ours, index)} in the target and {_show(theirs, index)} in the drafter")
 
 
-def check_drafter(drafter: DraftModel, target: PreTrainedModel, vocab_size: int) -> None:
+def check_drafter(drafter: DraftModel | DraftTable, target: PreTrainedModel, vocab_size: int) -> None:
     """The last gate, for drafters from anywhere: ValueError unless the drafter can work beside the target.
 
     Heads of different widths are fine: padding is cut on both sides.
@@ -50,6 +51,10 @@ def check_drafter(drafter: DraftModel, target: PreTrainedModel, vocab_size: int)
 
     if drafter.name in ("ngram", "none"):
         refuse("that name belongs to a drafter every engine has; choose another")
+    if isinstance(drafter, DraftTable):
+        if drafter.vocab_size != vocab_size:
+            refuse(f"it was made for {drafter.vocab_size} ids, the target has {vocab_size}")
+        return
     if drafter.model.device != target.device:
         refuse(f"it is on {drafter.model.device}, the target on {target.device}")
     if (rows := drafter.model.get_input_embeddings().weight.shape[0]) < vocab_size:

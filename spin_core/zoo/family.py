@@ -13,6 +13,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from .table import DraftTable
+
 
 @dataclass
 class DraftModel:
@@ -42,7 +44,7 @@ class Family:
     name: str
     target: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    drafters: dict[str, DraftModel]
+    drafters: dict[str, DraftModel | DraftTable]
     vocab_size: int
     stop_ids: tuple[int, ...]
     max_context: int

@@ -26,8 +26,9 @@ CHECKSUMS = "SHA256SUMS"
 
 
 def shipped(folder: Path = SHIPPED) -> dict[str, Path]:
-    """The drafters in the package, by name, smallest first."""
-    paths = sorted(folder.glob("*.safetensors"), key=lambda path: (path.stat().st_size, path.name))
+    """The drafters in the package, by name: models, smallest first, and then tables."""
+    paths = sorted(folder.glob("*.safetensors"), key=lambda path: (path.stem.startswith("table"), path.stat().st_size,
+                                                                  path.name))
     return {path.stem: path for path in paths}
 
 
@@ -51,7 +52,7 @@ def load_pruned(path: Path, target: PreTrainedModel, vocab_size: int) -> DraftMo
 
     if not isinstance(target, LlamaForCausalLM):
         raise ValueError(f"{path}: a pruned drafter needs a Llama target, not {type(target).__name__}")
-    tensors, metadata = _read(path)
+    tensors, metadata = read(path)
     if "draft_ids" not in tensors:
         raise ValueError(f"{path}: key 'draft_ids' is missing")
     ids = _draft_ids(path, tensors.pop("draft_ids"), vocab_size)
@@ -105,7 +106,7 @@ def _shallow(config: LlamaConfig, depth: int) -> LlamaConfig:
     return config
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a safetensors file; ValueError names it if it is missing, cut or foreign."""
     from safetensors import SafetensorError, safe_open
 

@@ -7,11 +7,11 @@ import hashlib
 import pytest
 import torch
 from fakes import WORDS, llama, tokenizer
-from safetensors import safe_open
 from safetensors.torch import save_file
 
 from spin_core import zoo
 from spin_core.zoo import pruned
+from spin_core.zoo.table import is_table
 
 VOCAB = len(WORDS)
 IDS = [0, 2, 3, 7, 15]
@@ -154,8 +154,10 @@ def test_shipped_drafters_are_whole_and_described():
     for name, path in drafters.items():
         pruned.check_shipped(path)
         assert f"`{name}`" in card
-        with safe_open(path, framework="pt") as file:
-            metadata, ids = file.metadata(), file.get_tensor("draft_ids")
+        tensors, metadata = pruned.read(path)
+        if is_table(metadata):
+            continue
+        ids = tensors["draft_ids"]
         assert {"base", "description", "license", "target_layers", "training_tokens"} <= metadata.keys()
         assert len(ids) == int(metadata["draft_vocabulary"])
 

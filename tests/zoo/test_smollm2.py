@@ -91,7 +91,7 @@ def test_shipped_drafters_agree_with_the_target(smollm2):
     for prompt in ("Give me three tips for staying healthy.", "Why is the sky blue?", "What is a prime?"):
         ids = smollm2.encode(prompt)
         answers.append((len(ids), smollm2.target.generate(torch.tensor([ids]), max_new_tokens=32)[0]))
-    for drafter in smollm2.drafters.values():
+    for drafter in (d for d in smollm2.drafters.values() if isinstance(d, zoo.DraftModel)):
         assert drafter.model.model.embed_tokens.weight is smollm2.target.model.embed_tokens.weight
         assert torch.equal(drafter.model.lm_head.weight, smollm2.target.lm_head.weight[drafter.ids])
         hits = []

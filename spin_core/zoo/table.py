@@ -1,0 +1,71 @@
+"""Tables of the target's habits: what it usually says behind a few tokens.
+
+File format: safetensors with ``contexts`` int64 and ``followers`` int32 of a :class:`DraftTable`; the metadata says
+``kind`` "table", and the ``vocab_size`` that the keys are built with. :mod:`spin_core.distill.table` writes such files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .pruned import read
+
+LONGEST = 3     # tokens of context
+
+
+@dataclass
+class DraftTable:
+    """A table before it is attached to an engine, E entries.
+
+    ``contexts [E]`` int64, ascending keys (:func:`key`) of one to three tokens; ``followers [E]`` int32, the id that
+    most often came next. Contexts behind which nothing is usual have no entry.
+    """
+
+    name: str
+    contexts: Tensor
+    followers: Tensor
+    vocab_size: int
+    description: str = ""
+    max_context: int = 2**31    # it looks at three tokens of however many
+
+
+def key(context: Sequence[int], vocab_size: int) -> int:
+    """A number for a context: digits ``id + 1`` in base ``vocab_size + 1``, so no two contexts share one, whatever
+    their lengths. Three ids of a vocabulary of 49,152 take 47 bits."""
+    number = 0
+    for token in context:
+        number = number * (vocab_size + 1) + token + 1
+    return number
+
+
+def is_table(metadata: dict[str, str]) -> bool:
+    return metadata.get("kind") == "table"
+
+
+def load_table(path: Path, vocab_size: int) -> DraftTable:
+    """The table of a file, for a target of ``vocab_size`` ids. ValueError naming the file if anything does not fit."""
+    tensors, metadata = read(path)
+
+    def check(ok: bool, reason: str) -> None:
+        if not ok:
+            raise ValueError(f"{path}: {reason}")
+
+    check(tensors.keys() == {"contexts", "followers"}, f"a table has the keys 'contexts' and 'followers', this file "
+                                                       f"has {', '.join(map(repr, sorted(tensors)))}")
+    contexts, followers = tensors["contexts"], tensors["followers"]
+    check(contexts.dtype == torch.int64 and followers.dtype == torch.int32 and contexts.dim() == 1
+          and contexts.shape == followers.shape, "'contexts' must be int64 and 'followers' int32, of one length")
+    check(metadata.get("vocab_size") == str(vocab_size),
+          f"it was made for {metadata.get('vocab_size')} ids, the target has {vocab_size}")
+    if len(contexts):
+        check(bool((contexts.diff() > 0).all()), "'contexts' do not ascend")
+        check(0 < int(contexts[0]) and int(contexts[-1]) < (vocab_size + 1) ** LONGEST,
+              f"'contexts' hold keys that stand for no {LONGEST} ids")
+        check(0 <= int(followers.min()) and int(followers.max()) < vocab_size,
+              f"'followers' hold ids outside the target's vocabulary of {vocab_size}")
+    return DraftTable(path.stem, contexts, followers, vocab_size, metadata.get("description", ""))
