@@ -22,7 +22,7 @@ from spin_core.bench.products import interleaved
 from spin_core.distill.corpus import Shard
 from spin_core.distill.evaluate import MAX_GAMMA, chain, score
 from spin_core.distill.states import States, compute
-from spin_core.draft import FedLlama, NgramDrafter
+from spin_core.draft import Drafter, FedLlama, NgramDrafter
 from spin_core.engine import Engine
 from spin_core.request import Request, SamplingParams
 from spin_core.runtime import ModelRunner
@@ -129,9 +129,9 @@ def _judge_ngram(family, answers: Answers) -> Judged:
     return judged
 
 
-def proposals(prompt: list[int], text: list[int], count: int) -> list[list[int]]:
-    """What prompt lookup proposes before each token of the answer."""
-    drafter, request = NgramDrafter(), Request(prompt, SamplingParams(), slot=0)
+def proposals(prompt: list[int], text: list[int], count: int, drafter: Drafter | None = None) -> list[list[int]]:
+    """What a drafter that looks up, by default prompt lookup, proposes before each token of the answer."""
+    drafter, request = drafter or NgramDrafter(), Request(prompt, SamplingParams(), slot=0)
     out = []
     for token in text:
         out.append(drafter.propose([request], [count]).tokens.tolist())

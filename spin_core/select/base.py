@@ -42,8 +42,8 @@ class Seat(NamedTuple):
 
     ``request``: its id. ``emitted``: tokens written so far. ``context``: committed tokens, prompt included.
     ``max_gamma``: how many drafted tokens can still be of use (0 next to its last token). ``current``: the drafter
-    of its last step, whose cache is up to date; None before the first. ``lookup``: how many tokens prompt lookup
-    ("ngram") would propose now, which costs nothing to find out; None where nobody has looked.
+    of its last step, whose cache is up to date; None before the first. ``found``: how many tokens drafters that
+    look up would propose now, which costs nothing to find out; who is missing there would have to be asked.
     """
 
     request: int
@@ -51,7 +51,7 @@ class Seat(NamedTuple):
     context: int
     max_gamma: int
     current: str | None = None
-    lookup: int | None = None
+    found: Mapping[str, int] = {}
 
 
 class Outcome(NamedTuple):
@@ -124,7 +124,7 @@ class Selector(ABC):
 
         The order of ``seats`` does not matter. Raises ValueError for a request seated twice or a capacity below 0.
         """
-        seats = sorted(seats)
+        seats = sorted(seats, key=lambda s: s.request)
         if len({s.request for s in seats}) != len(seats):
             raise ValueError("assign: a request is seated twice")
         if not seats:

@@ -42,7 +42,7 @@ class AffineCost:
             fixed, slope = 0.0, nt / nn
         return fixed, slope
 
-    def __call__(self, rows: float) -> float:
+    def __call__(self, rows):
         fixed, slope = self.line
         return fixed + slope * rows
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy import ndarray
 
 from spin_core.select.base import NONE, Seat, Selector
-from spin_core.select.recording import LOOKUP, MAX_GAMMA, Recording
+from spin_core.select.recording import MAX_GAMMA, Recording
 from spin_core.select.replay import Replay, replay
 
 
@@ -79,8 +79,7 @@ def chain_counts(recording: Recording, arm: int, gamma: int) -> tuple[ndarray, n
     The closed form of a fixed policy: chains follow one another, each begins where the last one ended.
     """
     accepted, proposed = recording.accepted[arm].tolist(), recording.proposed[arm].tolist()
-    lookup = recording.arms[arm] == LOOKUP
-    first = recording.arms.index(LOOKUP) if recording.arms[arm].startswith(LOOKUP + "+") else None
+    lookup, found = recording.arms[arm] in recording.lookups, recording.lookup_finds(recording.arms[arm])
     out = np.zeros((3, len(recording)))
     for r, (start, end) in enumerate(itertools.pairwise(recording.starts.tolist())):
         at = start
@@ -88,7 +87,7 @@ def chain_counts(recording: Recording, arm: int, gamma: int) -> tuple[ndarray, n
         while at < end:
             asked = min(gamma, end - at - 1)
             drafted = min(asked, proposed[at])
-            model = first is None or recording.proposed[first, at] == 0
+            model = found is None or not found[at]
             at += min(drafted, accepted[at]) + 1
             steps, rows, passes = steps + 1, rows + drafted, passes + (asked > 0 if lookup else asked * model)
         out[:, r] = steps, rows, passes
@@ -102,7 +101,7 @@ def oracle_request(recording: Recording, gammas: Mapping[str, int], *, batch: in
     arms, lengths = [*served.arms, NONE], served.lengths
     counts = [chain_counts(served, a, gammas[name]) for a, name in enumerate(served.arms)]
     counts.append((lengths, np.zeros(len(lengths)), np.zeros(len(lengths))))
-    reading = np.stack([0 * served.prompts if name in (LOOKUP, NONE) else
+    reading = np.stack([0 * served.prompts if name in (*served.lookups, NONE) else
                         served.passes[name].table(int(served.prompts.max()))[served.prompts] for name in arms], 1)
     plans: dict[bytes, ndarray] = {}
     for size in range(1, min(3, len(arms)) + 1):
@@ -149,18 +148,20 @@ def _best_steps(recording: Recording, r: int, gammas: Mapping[str, int] | None, 
     start, end = int(recording.starts[r]), int(recording.starts[r + 1])
     length = end - start
     left, arms, lengths = [0.0] * (length + 1), np.zeros(length, int), np.zeros(length, int)
-    drafters = [(a, name == LOOKUP, name.startswith(LOOKUP + "+"), gammas and gammas[name],
-                 recording.proposed[a, start:end].tolist(), recording.accepted[a, start:end].tolist())
-                for a, name in enumerate(recording.arms)]
-    found = recording.proposed[recording.arms.index(LOOKUP), start:end].tolist() if LOOKUP in recording.arms else None
+    drafters = []
+    for a, name in enumerate(recording.arms):
+        found = recording.lookup_finds(name)
+        drafters.append((a, name in recording.lookups, [False] * length if found is None else found[start:end].tolist(),
+                         gammas and gammas[name], recording.proposed[a, start:end].tolist(),
+                         recording.accepted[a, start:end].tolist()))
     for at in range(length - 1, -1, -1):
         best, choice = prices.step + left[at + 1], (len(recording.arms), 0)
-        for a, lookup, first, gamma, proposed, accepted in drafters:
+        for a, lookup, found, gamma, proposed, accepted in drafters:
             asked = min(accepted[at] if gamma is None else gamma, length - at - 1)
             if asked == 0:
                 continue
             drafted = min(asked, proposed[at])
-            passes = 1 if lookup else 0 if first and found[at] else asked
+            passes = 1 if lookup else 0 if found[at] else asked
             cost = prices.step + drafted * prices.row + passes * prices.draft[a] + \
                 left[at + min(drafted, accepted[at]) + 1]
             if cost < best:

@@ -8,14 +8,16 @@ from spin_core.select.base import Selector
 from spin_core.select.exp3 import EXP3
 from spin_core.select.fixed import Fixed
 from spin_core.select.greedy import EpsilonGreedy, Greedy
+from spin_core.select.hedge import Hedge
 from spin_core.select.random import Random
 from spin_core.select.spin import Spin
+from spin_core.select.spin_full import SpinFull
 from spin_core.select.thompson import Thompson
 from spin_core.select.ucb import UCB
 
 _POLICIES: dict[str, type[Selector]] = {
-    "spin": Spin, "random": Random, "greedy": Greedy, "epsilon-greedy": EpsilonGreedy, "ucb": UCB, "exp3": EXP3,
-    "thompson": Thompson}
+    "spin": Spin, "spin-full": SpinFull, "random": Random, "greedy": Greedy, "epsilon-greedy": EpsilonGreedy, "ucb": UCB, "exp3": EXP3,
+    "thompson": Thompson, "hedge": Hedge}
 NAMES = (*_POLICIES, "fixed:ARM")
 
 

@@ -8,14 +8,14 @@ on the recording, exactly, without a model.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 from numpy import ndarray
 
 MAX_GAMMA = 8
-LOOKUP = "ngram"        # its lookup costs the same however much it proposes, and may find nothing
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,14 @@ class Passes:
         if len(self.rows) != len(self.seconds) or len(self.rows) < 2 or list(self.rows) != sorted(set(self.rows)):
             raise ValueError(f"Passes: needs two or more rising numbers of rows, each with its seconds; got {self}")
 
+    def __call__(self, rows) -> ndarray:
+        """Seconds of passes over ``rows``, a number or an array of numbers >= 1."""
+        slope = max(0.0, (self.seconds[-1] - self.seconds[-2]) / (self.rows[-1] - self.rows[-2]))
+        return np.interp(rows, self.rows, self.seconds) + slope * np.maximum(0, np.subtract(rows, self.rows[-1]))
+
     def table(self, count: int) -> ndarray:
         """Seconds of passes over 0 .. ``count`` rows; no row, no pass."""
-        n = np.arange(count + 1)
-        out = np.interp(n, self.rows, self.seconds)
-        slope = max(0.0, (self.seconds[-1] - self.seconds[-2]) / (self.rows[-1] - self.rows[-2]))
-        out = np.where(n > self.rows[-1], self.seconds[-1] + slope * (n - self.rows[-1]), out)
+        out = self(np.arange(count + 1))
         out[0] = 0.0
         return out
 
@@ -46,8 +48,9 @@ class Recording:
     ``accepted [A, N]`` uint8: of a chain of ``MAX_GAMMA`` tokens drafted behind the text before token t, how many the
     target accepts. ``proposed [A, N]`` uint8: how long that chain is: prompt lookup may find nothing. ``starts
     [R + 1]``: where the answers begin in N. ``prompts [R]``: their prompts' lengths. ``workloads``, ``ids``: whose they
-    are. ``passes``: what a pass of each drafter takes; that of "target" verifies. ``about``: where it comes from,
-    as plain JSON values; ``about["kind"]`` is "measured" or "modelled".
+    are. ``passes``: what a pass of each drafter takes; that of "target" verifies. ``lookups``: drafters of which a whole
+    draft costs one pass. ``composed``: drafters that are two, {name: (looks up, drafts where nothing is found)}.
+    ``about``: where it comes from, as plain JSON values; ``about["kind"]`` is "measured" or "modelled".
     """
 
     arms: tuple[str, ...]
@@ -58,6 +61,8 @@ class Recording:
     workloads: tuple[str, ...]
     ids: tuple[str, ...]
     passes: dict[str, Passes]
+    lookups: tuple[str, ...] = ()
+    composed: dict[str, tuple[str, str]] = field(default_factory=dict)
     about: dict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -85,29 +90,39 @@ class Recording:
         """The answers ``rows`` only, in that order; an answer may come several times."""
         rows = np.asarray(rows)
         tokens = np.concatenate([np.arange(self.starts[r], self.starts[r + 1]) for r in rows])
-        return Recording(self.arms, self.accepted[:, tokens], self.proposed[:, tokens],
-                         np.append(0, np.cumsum(self.lengths[rows])), self.prompts[rows],
-                         tuple(self.workloads[r] for r in rows), tuple(self.ids[r] for r in rows),
-                         self.passes, self.about)
+        return replace(self, accepted=self.accepted[:, tokens], proposed=self.proposed[:, tokens],
+                       starts=np.append(0, np.cumsum(self.lengths[rows])), prompts=self.prompts[rows],
+                       workloads=tuple(self.workloads[r] for r in rows), ids=tuple(self.ids[r] for r in rows))
 
-    def with_lookup_first(self, model: str) -> "Recording":
-        """One drafter more, "ngram+MODEL": prompt lookup where it finds something, ``model`` elsewhere."""
-        for name in (LOOKUP, model):
-            if name not in self.arms:
-                raise ValueError(f"no drafter {name!r} in the recording; it has {', '.join(self.arms)}")
-        lookup, other = self.arms.index(LOOKUP), self.arms.index(model)
-        found = self.proposed[lookup] > 0
-        name = f"{LOOKUP}+{model}"
-        return Recording((*self.arms, name),
-                         np.vstack([self.accepted, np.where(found, self.accepted[lookup], self.accepted[other])]),
-                         np.vstack([self.proposed, np.where(found, self.proposed[lookup], self.proposed[other])]),
-                         self.starts, self.prompts, self.workloads, self.ids,
-                         self.passes | {name: self.passes[model]}, self.about)
+    def compose(self, name: str, first: str, rest: str) -> "Recording":
+        """One drafter more: what ``first``, which looks up, finds, and ``rest`` where it finds nothing."""
+        if first not in self.lookups or rest not in self.arms or name in self.arms:
+            raise ValueError(f"cannot compose {name!r} of {first!r} and {rest!r}; lookups: {', '.join(self.lookups)}; "
+                             f"drafters: {', '.join(self.arms)}")
+        a, b = self.arms.index(first), self.arms.index(rest)
+        found = self.proposed[a] > 0
+        return replace(self, arms=(*self.arms, name),
+                       accepted=np.vstack([self.accepted, np.where(found, self.accepted[a], self.accepted[b])]),
+                       proposed=np.vstack([self.proposed, np.where(found, self.proposed[a], self.proposed[b])]),
+                       passes=self.passes | {name: self.passes[rest]},
+                       composed=self.composed | {name: (first, rest)})
+
+    def only(self, arms: Sequence[str]) -> "Recording":
+        """These drafters only; parts of composed ones must be among them."""
+        rows = [self.arms.index(a) for a in arms]
+        return replace(self, arms=tuple(arms), accepted=self.accepted[rows], proposed=self.proposed[rows],
+                       lookups=tuple(n for n in self.lookups if n in arms),
+                       composed={n: parts for n, parts in self.composed.items() if n in arms})
+
+    def lookup_finds(self, name: str) -> ndarray | None:
+        """Of a composed drafter, where its lookup finds something ``[N]``; None for all others."""
+        return self.proposed[self.arms.index(self.composed[name][0])] > 0 if name in self.composed else None
 
     def save(self, path: str | Path) -> None:
         """Write a compressed ``.npz``."""
         costs = {name: [list(p.rows), list(p.seconds)] for name, p in self.passes.items()}
-        text = {"arms": self.arms, "workloads": self.workloads, "ids": self.ids, "passes": costs, "about": self.about}
+        text = {"arms": self.arms, "workloads": self.workloads, "ids": self.ids, "passes": costs,
+                "lookups": self.lookups, "composed": self.composed, "about": self.about}
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         with open(path, "wb") as file:
             np.savez_compressed(file, accepted=self.accepted, proposed=self.proposed, starts=self.starts,
@@ -119,7 +134,8 @@ class Recording:
             text = json.loads(str(data["text"]))
             return Recording(tuple(text["arms"]), data["accepted"], data["proposed"], data["starts"], data["prompts"],
                              tuple(text["workloads"]), tuple(text["ids"]),
-                             {n: Passes(tuple(r), tuple(s)) for n, (r, s) in text["passes"].items()}, text["about"])
+                             {n: Passes(tuple(r), tuple(s)) for n, (r, s) in text["passes"].items()},
+                             tuple(text["lookups"]), {n: tuple(p) for n, p in text["composed"].items()}, text["about"])
 
 
 def chains(hits: list[list[bool]]) -> ndarray:

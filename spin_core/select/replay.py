@@ -21,7 +21,7 @@ from numpy import ndarray
 
 from spin_core.select.base import NONE, Outcome, Scored, Seat, Selector
 from spin_core.select.costs import AffineCost, shares
-from spin_core.select.recording import LOOKUP, Recording
+from spin_core.select.recording import Recording
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,8 @@ class _Run:
         longest = int((recording.lengths + recording.prompts).max())
         self.table = {name: passes.table(batch * max(16, longest)).tolist() for name, passes in recording.passes.items()}
         self.accepted, self.proposed = recording.accepted.tolist(), recording.proposed.tolist()
-        self.found = self.proposed[self.index[LOOKUP]] if LOOKUP in self.index else None
+        self.found = {n: self.proposed[self.index[n]] for n in recording.lookups if n in selector.arms}
+        self.lookup_finds = {n: recording.lookup_finds(n) for n in recording.composed}
         self.cost = AffineCost()
         self.log: list[tuple] = []
         self.step_seconds: list[float] = []
@@ -155,13 +156,13 @@ class _Run:
 
     def _draft(self, name, members, seated, drafted, draft_seconds, extra) -> None:
         """One drafter's part of the step: catching up, and a pass per drafted position over those that go on."""
-        if name == LOOKUP:
+        if name in self.recording.lookups:
             for b, _ in members:
                 draft_seconds[b] = self.table[name][len(members)] / len(members)
             return
-        if name.startswith(LOOKUP + "+"):       # lookup first: the model drafts where nothing was found
-            found, name = self.index[LOOKUP], name.removeprefix(LOOKUP + "+")
-            members = [(b, g) for b, g in members if not self.proposed[found][seated[b].start + seated[b].done]]
+        if name in self.recording.composed:     # its model drafts where its lookup found nothing
+            found, name = self.lookup_finds[name], self.recording.composed[name][1]
+            members = [(b, g) for b, g in members if not found[seated[b].start + seated[b].done]]
         members = [(b, g) for b, g in members if g > 0]
         if not members:
             return
@@ -189,12 +190,12 @@ class _Run:
         for b, s in enumerate(seated):
             for name in wishes.get(s.request, ()):
                 known = s.known.get(name, 0)
-                if s.prompt + s.done > known:
+                if s.prompt + s.done > known and name != s.current and s.done < s.length:
                     by_name.setdefault(name, []).append((b, known))
                     s.known[name] = s.prompt + s.done
         for name, members in by_name.items():
             rows = [seated[b].prompt + seated[b].done - known for b, known in members]
-            seconds = self.table[name][sum(rows)] if name != LOOKUP else self.table[name][len(members)]
+            seconds = self.table[name][len(members) if name in self.recording.lookups else sum(rows)]
             for (b, known), count in zip(members, rows):
                 part = 0.0 if self.free_switching else seconds * count / sum(rows)
                 extra[b] += part
@@ -216,7 +217,7 @@ class _Seated:
         self.known: dict[str, int] = {}         # committed tokens that each drafter has read
         self.before = 0                         # committed tokens before the last step
 
-    def seat(self, found: list[int] | None) -> Seat:
-        """What the selector sees; ``found``: what prompt lookup finds, by position."""
-        lookup = found[self.start + self.done] if found and self.done < self.length else None
-        return Seat(self.request, self.done, self.prompt + self.done, self.length - self.done - 1, self.current, lookup)
+    def seat(self, found: Mapping[str, list[int]]) -> Seat:
+        """What the selector sees; ``found``: what drafters that look up propose, by position in the recording."""
+        here = {name: lengths[self.start + self.done] for name, lengths in found.items()} if self.done < self.length else {}
+        return Seat(self.request, self.done, self.prompt + self.done, self.length - self.done - 1, self.current, here)

@@ -1,0 +1,121 @@
+"""How far drafts get: what all requests have taught about a drafter, and how this request differs.
+
+For every drafter a, ``hazard [depth]`` is -log of the probability that the next drafted token is accepted, given that all
+before it were; all requests together teach it. A request has one number per drafter, its *frailty* theta:
+
+    P(the first k drafted tokens are accepted) = exp(-theta (hazard_1 + ... + hazard_k)),
+
+so theta 1 is the average request, 2 one that fails twice as soon. A request's failures are counted against those that
+the average request would have had in the same tests; with a Gamma(kappa, kappa) prior the posterior mean is a ratio of
+counts (the conjugate pair Gamma and Poisson; for rare failures the model, for others a good likeness):
+
+    theta = (kappa + failures) / (kappa + expected failures).
+
+``kappa`` is the shrinkage: a new request is the average one, and becomes itself as it is heard. What all requests
+teach is corrected the other way round, a test of a request with theta counting as theta tests: deep positions are
+drafted for good requests only, and are not to look easy for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy import ndarray
+
+FIRST_GUESS = 0.7       # of an acceptance nobody has seen: on the hopeful side, so that every drafter gets its chance
+
+
+class Survival:
+    """Hazards per arm and depth, frailties and availability per request and arm.
+
+    ``memory``: over how many drafts of an arm what all requests have taught fades to 1/e; workloads shift.
+    """
+
+    def __init__(self, arms: int, depths: int, *, kappa: float, memory: float) -> None:
+        self.kappa, self.keep, self.depths = kappa, np.exp(-1 / memory), depths
+        self.tested, self.failed = np.zeros((arms, depths)), np.zeros((arms, depths))
+        self.heard = np.zeros((arms, 2))            # tokens read along, and those that would have been accepted
+        self.found = np.zeros((arms, 2))            # drafts asked for, and those that came to something
+        self.row: dict[int, int] = {}
+        self.unused: list[int] = []
+        self.books = np.zeros((0, 4, arms))         # per request: failures, expected failures, asked, found
+        self._refresh()
+
+    def draft(self, requests: Iterable[int], arms: ndarray, drafted: ndarray, accepted: ndarray) -> None:
+        """Learn from drafts, one per request: all of a drafted chain up to its first rejection was tested."""
+        rows = self.rows(requests)
+        some = drafted > 0
+        depth = np.arange(self.depths)
+        tested = depth < np.minimum(accepted + 1, drafted)[:, None]
+        failed = tested & (depth == accepted[:, None])
+        theta = self.frailty(rows)[np.arange(len(rows)), arms]
+        fade = self.keep ** np.bincount(arms, minlength=len(self.tested))[:, None]
+        for total, values in ((self.tested, tested * theta[:, None]), (self.failed, failed)):
+            total *= fade
+            np.add.at(total, arms, values)
+        self.found *= fade
+        np.add.at(self.found, arms, np.stack([np.ones(len(arms)), some], 1))
+        expected = (self.failing[arms] * tested).sum(1)
+        np.add.at(self.books, (rows, slice(None), arms),
+                  np.stack([failed.any(1), expected, np.ones(len(arms)), some], 1))
+        self._refresh()
+
+    def read_along(self, request: int, arm: int, hits: Sequence[float]) -> None:
+        """Learn from text that a drafter has read without drafting; NaN where it would have proposed nothing.
+
+        A draft begins where another has failed, reading along anywhere in the text; so its hits are held against the
+        average of such hits, not against the hazard of drafts.
+        """
+        hits = np.asarray(hits, float)
+        known = hits[~np.isnan(hits)]
+        before = self.heard[arm]
+        average = (before[1] + 2 * FIRST_GUESS) / (before[0] + 2)
+        self.heard[arm] = before * self.keep + (len(known), known.sum())
+        self.books[self.rows([request])[0], :, arm] += (
+            len(known) - known.sum(), (1 - average) * len(known), len(hits), len(known))
+
+    def curves(self, rows: ndarray, theta: ndarray | None = None) -> ndarray:
+        """P(the first k drafted tokens are accepted) for k = 1 .. depths, ``[B, arms, depths]``."""
+        theta = self.frailty(rows) if theta is None else theta
+        return np.exp(-theta[:, :, None] * self.hazard.cumsum(1))
+
+    def frailty(self, rows: ndarray) -> ndarray:
+        """The posterior mean of theta, ``[B, arms]``."""
+        books = self.books[rows]
+        return (self.kappa + books[:, 0]) / (self.kappa + books[:, 1])
+
+    def availability(self, rows: ndarray) -> ndarray:
+        """The share of drafts that come to something, ``[B, arms]``, shrunk to that of all requests."""
+        pooled = (self.found[:, 1] + 1) / (self.found[:, 0] + 1)
+        books = self.books[rows]
+        return (self.kappa * pooled + books[:, 3]) / (self.kappa + books[:, 2])
+
+    def rows(self, requests: Iterable[int]) -> ndarray:
+        """The rows of these requests; new ones get a row of zeros."""
+        return np.fromiter((self.row[r] if r in self.row else self._open(r) for r in requests), int)
+
+    def close(self, request: int) -> None:
+        """Forget a request; what it has taught about the drafters stays."""
+        row = self.row.pop(request, None)
+        if row is not None:
+            self.books[row] = 0
+            self.unused.append(row)
+
+    def _open(self, request: int) -> int:
+        if not self.unused:
+            size = len(self.books)
+            self.unused = list(range(size, size + max(8, size)))[::-1]
+            self.books = np.concatenate([self.books, np.zeros((max(8, size), *self.books.shape[1:]))])
+        self.row[request] = self.unused.pop()
+        return self.row[request]
+
+    def _refresh(self) -> None:
+        """``failing [arms, depths]``, the average request's chance to fail there, and ``hazard``; where little was
+        tested, the depth before is the better guess."""
+        self.failing = np.empty_like(self.tested)
+        guess = np.full(len(self.tested), 1 - FIRST_GUESS)
+        for depth in range(self.depths):
+            guess = np.clip((self.failed[:, depth] + 4 * guess) / (self.tested[:, depth] + 4), .02, .98)
+            self.failing[:, depth] = guess
+        self.hazard = -np.log1p(-self.failing)
