@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from spin_core.draft import FedLlama
 from spin_core.engine import Engine
 from spin_core.request import Request
 
@@ -96,6 +97,16 @@ def family(dtype: torch.dtype = torch.float64) -> TinyFamily:
                 TinyDrafter("other", llama(7, layers=1, dtype=dtype)), TinyDrafter("same", target),
                 TinyDrafter("short", close, None, 20)]
     return TinyFamily(target, {d.name: d for d in drafters})
+
+
+def fed_family() -> TinyFamily:
+    """A target whose only drafter, "fed", reads its states."""
+    target = llama()
+    model = FedLlama(target.config).to(torch.float64).eval()
+    generator, known = torch.Generator().manual_seed(3), target.state_dict()
+    model.load_state_dict(known | {name: 0.05 * torch.randn(weight.shape, dtype=weight.dtype, generator=generator)
+                                   for name, weight in model.state_dict().items() if name not in known})
+    return TinyFamily(target, {"fed": TinyDrafter("fed", model)})
 
 
 DRAFTERS = ["near", "subset", "other", "same", "short", "ngram", "none"]

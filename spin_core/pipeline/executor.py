@@ -133,11 +133,11 @@ class Threads(Executor):
         self.shares = dict(zip(STAGES, shares or core_shares()))
         if min(self.shares.values()) < 1:
             raise ValueError(f"Threads: every stage needs a core, got {shares}")
-        self._lanes = {stage: ThreadPoolExecutor(1, f"spin-{stage}", self._begin, (stage,)) for stage in STAGES}
+        self._lanes = {stage: ThreadPoolExecutor(1, f"spin-{stage}", *self._beginning(stage)) for stage in STAGES}
 
-    def _begin(self, stage: str) -> None:
-        """What a stage's thread does first."""
-        torch.set_num_threads(self.shares[stage])
+    def _beginning(self, stage: str) -> tuple[Callable, tuple]:
+        """What a stage's thread does first: a function that knows nothing of us, or the thread would keep us alive."""
+        return torch.set_num_threads, (self.shares[stage],)
 
     def _start(self, flight: Flight, draft: Callable[[], Any], verify: Callable[[Any], Any]) -> None:
         self._lanes[DRAFT].submit(flight.draft, draft)
@@ -168,10 +168,8 @@ class CudaStreams(Threads):
         self.devices = {DRAFT: torch.device(draft_device or device), VERIFY: torch.device(device)}
         super().__init__(None, limit)
 
-    def _begin(self, stage: str) -> None:
-        super()._begin(stage)
-        torch.cuda.set_device(self.devices[stage])
-        torch.cuda.set_stream(torch.cuda.Stream(self.devices[stage]))
+    def _beginning(self, stage: str) -> tuple[Callable, tuple]:
+        return _begin_stream, (self.shares[stage], self.devices[stage])
 
     def _start(self, flight: Flight, draft: Callable[[], Any], verify: Callable[[Any], Any]) -> None:
         ready = [torch.cuda.current_stream(device).record_event() for device in set(self.devices.values())]
@@ -193,6 +191,12 @@ class CudaStreams(Threads):
     def _landed(self, flight: Flight) -> None:
         for device in set(self.devices.values()):
             torch.cuda.current_stream(device).wait_event(flight.ends[VERIFY])
+
+
+def _begin_stream(cores: int, device: torch.device) -> None:
+    torch.set_num_threads(cores)
+    torch.cuda.set_device(device)
+    torch.cuda.set_stream(torch.cuda.Stream(device))
 
 
 def core_shares(cores: int | None = None) -> tuple[int, int]:

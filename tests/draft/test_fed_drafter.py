@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import pytest
 import tiny
-import torch
 
-from spin_core.draft import FedLlama
 from spin_core.engine import Engine
 from spin_core.request import SamplingParams
-
-
-def family() -> tiny.TinyFamily:
-    target = tiny.llama()
-    model = FedLlama(target.config).to(torch.float64).eval()
-    generator, known = torch.Generator().manual_seed(3), target.state_dict()
-    model.load_state_dict(known | {name: 0.05 * torch.randn(weight.shape, dtype=weight.dtype, generator=generator)
-                                   for name, weight in model.state_dict().items() if name not in known})
-    return tiny.TinyFamily(target, {"fed": tiny.TinyDrafter("fed", model)})
 
 
 @pytest.mark.parametrize("mate", [[1, 2], [1, 2, 3], [1, 2, 3, 4, 5, 6, 7]])
 def test_a_sampled_text_does_not_depend_on_how_the_prompt_was_chunked(mate):
     """Rule 12. A mate of 3 tokens leaves 5 of the 6 in the first step: then the last one is read alone."""
-    served, prompt, drafted = family(), [5, 6, 7, 8, 9, 10], 0
+    served, prompt, drafted = tiny.fed_family(), [5, 6, 7, 8, 9, 10], 0
     for seed in range(6):
         params = SamplingParams(temperature=1.0, max_new_tokens=12, stop_ids=(), seed=seed)
         alone = Engine(served, "fed", 3, prefill_chunk=8)

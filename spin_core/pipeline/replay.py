@@ -1,0 +1,35 @@
+"""The schedule of a run that happened: from the events of an engine's trace, pipelined or not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from spin_core.pipeline.schedule import DRAFT, VERIFY, Schedule, Span
+from spin_core.trace import Event
+
+
+def replay(events: Iterable[Event]) -> Schedule:
+    """Who worked when, in seconds since the trace began: passes of drafters, and the target's with accept / reject.
+
+    ``events`` may be those of a whole trace or of a part of it. Micro-batches are the groups; steps in which the
+    engine was not cut into any are group 0. Raises ValueError when nothing was verified.
+    """
+    spans: dict[tuple, Span] = {}
+    rounds: Counter[int] = Counter()
+    number: dict[int, int] = {}                 # step -> which round of its group it is
+    for event in events:
+        if event.kind != "step":
+            continue
+        group = event.micro_batch
+        if event.step not in number:
+            number[event.step] = rounds[group]
+            rounds[group] += 1
+            end = event.target_began + event.target_seconds + event.verify_seconds
+            spans[event.step, VERIFY] = Span(VERIFY, group, number[event.step], event.target_began, end)
+        if event.draft_seconds:
+            end = event.draft_began + event.draft_seconds
+            spans[event.step, event.drafter] = Span(DRAFT, group, number[event.step], event.draft_began, end)
+    if not spans:
+        raise ValueError("replay: these events tell of no verification")
+    return Schedule(sorted(spans.values(), key=lambda span: span.start))
