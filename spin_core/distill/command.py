@@ -13,6 +13,7 @@ from spin_core.distill import corpus
 from spin_core.distill.drafters import RECIPES, Recipe, draft_vocabulary, fit_fuse, save, source_layers
 from spin_core.distill.generate import generate
 from spin_core.distill.states import States, fast_bf16, read
+from spin_core.distill.table import TABLES, TableRecipe, training_part, write_table
 from spin_core.distill.train import Data, Settings, train, write_log
 
 MAX_HELD_OUT = 96
@@ -20,7 +21,8 @@ MAX_HELD_OUT = 96
 
 def add_arguments(parser) -> None:
     parser.add_argument("--drafter", action="append", required=True, metavar="NAME",
-                        help=f"which one to make, or data for the data alone: {', '.join(RECIPES)}; may be repeated")
+                        help=f"which one to make, or data for the data alone: {', '.join([*RECIPES, *TABLES])}; may be "
+                             "repeated")
     parser.add_argument("--budget-minutes", type=float, default=60.0,
                         help="minutes for the data and the training together (default 60)")
     parser.add_argument("--answer-tokens", type=int, default=400_000,
@@ -39,19 +41,20 @@ def run(args) -> int:
     from spin_core import zoo
     from spin_core.workloads import load_workload
 
+    known = {**RECIPES, **TABLES}
     for name in args.drafter:
-        if name != "data" and name not in RECIPES:
-            raise ValueError(f"unknown drafter {name!r}; known: {', '.join(RECIPES)}, or data")
+        if name != "data" and name not in known:
+            raise ValueError(f"unknown drafter {name!r}; known: {', '.join(known)}, or data")
     torch.set_float32_matmul_precision("high")
     family = zoo.load("smollm2", drafters=[], device=args.device)
     prompts = [p.messages for p in load_workload("mix", split="train")]
-    distill(family, {n: RECIPES[n] for n in args.drafter if n != "data"}, args.out, budget=args.budget_minutes * 60,
+    distill(family, {n: known[n] for n in args.drafter if n != "data"}, args.out, budget=args.budget_minutes * 60,
             answer_tokens=args.answer_tokens, train_prompts=prompts, seed=args.seed, shard_size=args.shard,
             settings={"batch": args.batch, "steps": args.steps})
     return 0
 
 
-def distill(family, recipes: dict[str, Recipe], out: Path, *, budget: float, answer_tokens: int, seed: int = 0,
+def distill(family, recipes: dict[str, Recipe | TableRecipe], out: Path, *, budget: float, answer_tokens: int, seed: int = 0,
             train_prompts=None, shard_size: int | None = None, settings: dict | None = None, tell=print) -> None:
     """Data, states, training and files for every recipe; ``budget`` seconds in all, shared equally by the drafters."""
     began = time.time()
@@ -60,6 +63,11 @@ def distill(family, recipes: dict[str, Recipe], out: Path, *, budget: float, ans
     # data decides a drafter's quality, so it gets a good part of the time
     generate(family, folder, answer_tokens, seed=seed, shard_size=shard_size or (2048 if on_gpu else 96),
              deadline=began + (.4 * budget if recipes else budget), train_prompts=train_prompts, tell=tell)
+    for name in [n for n, recipe in recipes.items() if isinstance(recipe, TableRecipe)]:
+        path = out / name / f"{name}.safetensors"
+        write_table(path, training_part(corpus.read(p) for p in corpus.paths(folder)), family.vocab_size, recipes[name])
+        tell(f"{name}: {path} ({path.stat().st_size / 1e6:.1f} MB)")
+    recipes = {name: recipe for name, recipe in recipes.items() if isinstance(recipe, Recipe)}
     if not recipes:
         return
     shards, states = load(folder)

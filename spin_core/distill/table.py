@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,6 +72,11 @@ def _count(ids: np.ndarray, at: np.ndarray, length: int, vocab_size: int):
     first = order[np.flatnonzero(np.r_[True, np.diff(pair_keys[order]) != 0])]
     contexts, totals = np.unique(keys, return_counts=True)
     return contexts, pair_next[first], pair_counts[first], pair_counts[first] / (totals + 1)
+
+
+def training_part(shards: Iterable[Shard]) -> list[Shard]:
+    """The shards without what is held out."""
+    return [s.take(torch.arange(s.held_out, len(s.lengths))) for s in shards]
 
 
 def write_table(path: Path, shards: list[Shard], vocab_size: int, recipe: TableRecipe) -> None:

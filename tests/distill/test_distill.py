@@ -18,10 +18,12 @@ from spin_core.distill.generate import generate
 from spin_core.distill.loss import CHUNK, law_loss
 from spin_core.distill.prompts import PromptWriter
 from spin_core.distill.states import compute
+from spin_core.distill.table import TableRecipe, make_table
 from spin_core.distill.unroll import NAME, unroll
 from spin_core.engine import Engine
 from spin_core.request import SamplingParams
 from spin_core.zoo.pruned import load_pruned
+from spin_core.zoo.table import load_table
 from tests import tiny
 
 RECIPES = {"plain": Recipe(2, 30, 5e-3), "fed": Recipe(1, 30, 5e-3, fed=True, depth=3)}
@@ -279,3 +281,13 @@ def test_the_fused_loss_and_its_gradient_are_those_of_its_definition():
     expected.backward()
     torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(fused.grad, plain.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_a_table_is_made_from_the_same_data_without_the_held_out_part(made, family):
+    """Asked for alone, where the data are there already."""
+    shards, _ = load(made / "data")
+    distill(family, {"habits": TableRecipe(50)}, made, budget=60, answer_tokens=1, seed=5, tell=lambda line: None)
+    table = load_table(made / "habits" / "habits.safetensors", family.vocab_size)
+    expected = make_table([s.take(torch.arange(s.held_out, len(s.lengths))) for s in shards], family.vocab_size, 50)
+    assert torch.equal(table.contexts, expected["contexts"]) and len(table.contexts) == 50
+    assert torch.equal(table.followers, expected["followers"])
