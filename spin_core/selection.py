@@ -89,14 +89,13 @@ class Selection:
     def _seat(self, request: Request, look: bool = True) -> Seat:
         last = min(request.remaining, self.engine.max_len - request.length)     # tokens that may still come
         return Seat(request.id, len(request.output_ids), request.length, max(0, last - 1),
-                    request.drafter if request.id in self.served else None, self._found(request) if look else None)
+                    request.drafter if request.id in self.served else None, self._found(request) if look else {})
 
-    def _found(self, request: Request) -> int | None:
-        """How many tokens prompt lookup has for the request, where it is in the pool."""
-        lookup = self.engine.drafters.get("ngram")
-        if lookup is None or "ngram" not in self.selector.index:
-            return None
-        return lookup.available(request, int(self.selector.gamma.max()))
+    def _found(self, request: Request) -> dict[str, int]:
+        """How many tokens those drafters of the pool have for the request that look up."""
+        pool = {name: self.engine.drafters.get(name) for name in self.selector.arms if name != NONE}
+        most = int(self.selector.gamma.max())
+        return {name: d.available(request, most) for name, d in pool.items() if d is not None and d.quick}
 
     def _checked(self, choices: Any, request: Request) -> Choice:
         """The selector's choice, or the last step's where it made none that can be."""

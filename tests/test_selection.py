@@ -280,6 +280,42 @@ def test_a_drafter_that_raises_while_it_reads_is_retired(fast, monkeypatch):
     assert_served(engine, requests)
 
 
+class Curious(Restless):
+    """Remembers its seats."""
+
+    def assign(self, seats, capacities=None):
+        self.seats = [*getattr(self, "seats", []), *seats]
+        return super().assign(seats, capacities)
+
+
+def test_a_seat_says_what_lookup_has_found_and_where_its_request_is():
+    selector = Curious(["near", "ngram"])
+    engine = Engine(tiny.family(), max_batch=3, selector=selector)
+    requests = {r.id: r for r in engine.generate([[i, 4, i, 4] for i in range(4)], GREEDY)}
+    drafters: dict[int, str] = {}
+    told = {(s.request, s.context): s for s in selector.seats}
+    found = Counter()
+    for event in steps(engine):
+        seat, request = told[event.request, event.context], requests[event.request]
+        emitted = event.context - len(request.prompt_ids)
+        assert seat.emitted == emitted
+        assert seat.max_gamma == 16 - emitted - 1 and seat.current == drafters.get(request.id)
+        said = brute_force(request.ids[:event.context], 4)
+        assert seat.found == {"ngram": len(said)}
+        assert event.drafter != "ngram" or event.drafted == said[:len(event.drafted)]
+        drafters[request.id], found[bool(said)] = event.drafter, found[bool(said)] + 1
+    assert min(found.values()) > 5
+
+
+def brute_force(ids: list[int], count: int) -> list[int]:
+    """What prompt lookup proposes."""
+    for n in (3, 2):
+        for start in range(len(ids) - n - 1, -1, -1):
+            if ids[start:start + n] == ids[len(ids) - n:]:
+                return ids[start + n:start + n + count]
+    return []
+
+
 class Broken(Restless):
     """Raises now and then, in whatever it is asked."""
 
