@@ -118,8 +118,8 @@ def test_stored_numbers_keep_their_origin():
 TIMES = {"padded": 9.0, "padded_view": 7.0, "decomposed": 4.0, "grouped": 3.0, "per_request": 3.0, "auto": 3.0}
 FIGURES = {
     "batching_loss": lambda: plots.batching_loss(
-        [1, 8], {"padded": ([0.1, 0.2], [0.0, 0.1], [0.2, 0.3]), "equal": ([-0.1, 0.0], [-0.1, 0.0], [-0.1, 0.0])},
-        {"padded_view": [0.0, 0.1]}, 0.3),
+        {"padded": {1: (0.1, 0.0, 0.2), 8: (0.2, 0.1, 0.3)}, "equal": {1: (0.0, 0.0, 0.0), 8: (-0.1, -0.1, 0.0)}},
+        {"padded_view": {1: 0.0, 8: 0.1, 32: 0.2}}, 0.3),
     "verify_latency": lambda: plots.verify_latency(
         {4: TIMES, 8: TIMES}, {"equal": TIMES, "one long": TIMES}, {"published": {"padded": 529.21, "decomposed": 335.46}},
         {"equal": TIMES | {"flex": 2.0, "varlen": 1.0}}, here="this CPU", there="H100"),
