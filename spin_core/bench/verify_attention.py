@@ -1,9 +1,11 @@
-"""The attention part of verification: every way to attend a ragged batch, over batch sizes and skews of lengths."""
+"""The attention part of verification: every way to attend a ragged batch, over batch sizes and skews of
+lengths."""
 
 from __future__ import annotations
 
 import statistics
 import time
+from argparse import Namespace
 
 import numpy as np
 import torch
@@ -33,7 +35,8 @@ def add_arguments(parser) -> None:
 
 
 def lengths(skew: str, batch: int, scale: int = 1) -> list[int]:
-    """Keys per request. "alpaca": instructions of a sentence or two in all stages of their answers, lognormal."""
+    """Keys per request. "alpaca": instructions of a sentence or two in all stages of their answers,
+    lognormal."""
     if skew == "equal":
         keys = [300] * batch
     elif skew == "spread":
@@ -84,6 +87,20 @@ def run(args) -> Report:
         *(["recorded as CUDA graphs: the device's time alone; the bar takes the better form of padded",
            "flex: flex attention with a block mask; varlen: flash attention over sequences packed beforehand"]
           if gpu else [])])
+
+
+def on_gpu(settings) -> Report:
+    """The section "verify-attention" of ``bench gpu``: largest batches first, as long as there is time."""
+    report = Report("verify-attention", [])
+    for batch in (1,) if settings.dry else sorted(BATCHES, reverse=True):
+        if settings.left() <= 0:
+            report.notes.append(f"out of time before batch {batch}")
+            break
+        part = run(Namespace(device=settings.device, batch=[batch], repeats=1 if settings.dry else 40))
+        report.rows += part.rows
+        report.bars += [bar for bar in part.bars if bar.value is not None and (batch == 16 or "touched" in bar.name)]
+        report.notes += [f"batch {batch}: {note}" for note in part.notes if "largest difference" in note]
+    return report
 
 
 def _case(keys: list[int], queries: int, heads: Heads, dim: int, dtype, device, repeats: int) -> tuple[dict, float]:
