@@ -95,20 +95,22 @@ def chain_counts(recording: Recording, arm: int, gamma: int) -> tuple[ndarray, n
 
 
 def oracle_request(recording: Recording, gammas: Mapping[str, int], *, batch: int = 8,
-                   capacities: Mapping[str, int] | None = None, order: Sequence[int] | None = None) -> Replay:
-    """The best arm of every request, in hindsight. At least as fast as every fixed arm, which are among its plans."""
-    served = recording if order is None else recording.take(order)
-    arms, lengths = [*served.arms, NONE], served.lengths
-    counts = [chain_counts(served, a, gammas[name]) for a, name in enumerate(served.arms)]
+                   capacities: Mapping[str, int] | None = None) -> ndarray:
+    """The best arm of every request, in hindsight: the plan, tokens per second ``[R, arms + 1]``, "none" last.
+
+    Replayed in the recorded order it is at least as fast as every fixed arm: these are among the plans it picks from.
+    """
+    arms, lengths = [*recording.arms, NONE], recording.lengths
+    counts = [chain_counts(recording, a, gammas[name]) for a, name in enumerate(recording.arms)]
     counts.append((lengths, np.zeros(len(lengths)), np.zeros(len(lengths))))
-    reading = np.stack([0 * served.prompts if name in (*served.lookups, NONE) else
-                        served.passes[name].table(int(served.prompts.max()))[served.prompts] for name in arms], 1)
+    reading = np.stack([0 * recording.prompts if name in (*recording.lookups, NONE) else
+                        recording.passes[name].table(int(recording.prompts.max()))[recording.prompts] for name in arms], 1)
     plans: dict[bytes, ndarray] = {}
     for size in range(1, min(3, len(arms)) + 1):
         for allowed in itertools.combinations(range(len(arms)), size):
             sharing = np.full(len(arms), batch / size)
             for _ in range(4):
-                prices = Prices.of(served, batch, 2, sharing)
+                prices = Prices.of(recording, batch, 2, sharing)
                 times = np.stack([s * prices.step + r * prices.row + p * prices.draft[a]
                                   for a, (s, r, p) in enumerate(counts)], 1) + reading
                 rates = lengths[:, None] / times
@@ -116,28 +118,24 @@ def oracle_request(recording: Recording, gammas: Mapping[str, int], *, batch: in
                 best = rates.argmax(1)
                 sharing = batch * np.bincount(best, minlength=len(arms)) / len(best)
             plans[best.tobytes()] = rates
-    runs = (replay(served, Planned(arms, plan, gamma=gammas), batch=batch, capacities=capacities)
-            for plan in plans.values())
-    return max(runs, key=lambda run: run.goodput)
+    return max(plans.values(), key=lambda plan: replay(recording, Planned(arms, plan, gamma=gammas), batch=batch,
+                                                       capacities=capacities).goodput)
 
 
-def oracle_steps(recording: Recording, gammas: Mapping[str, int] | None, *, batch: int = 8,
-                 order: Sequence[int] | None = None) -> Replay:
+def oracle_steps(recording: Recording, gammas: Mapping[str, int] | None, *, batch: int = 8) -> Replay:
     """The best arm at every step, each with its ``gammas``; None: with exactly as many tokens as will be accepted.
 
     Dynamic programming from the end of every answer: the time left at a position is that of the best step there and what
-    is left where it ends.
+    is left where it ends. Switching is free. At batch 1, where nobody shares a pass, nothing can be faster.
     """
-    served = recording if order is None else recording.take(order)
-    arms = [*served.arms, NONE]
+    arms = [*recording.arms, NONE]
     sharing, runs = np.full(len(arms), float(batch)), []
     for _ in range(3):
-        prices = Prices.of(served, batch, 2, sharing)
-        plan = [_best_steps(served, r, gammas, prices) for r in range(len(served))]
-        run = replay(served, PlannedSteps(arms, plan, gamma=MAX_GAMMA), batch=batch, free_switching=True)
-        runs.append(run)
+        prices = Prices.of(recording, batch, 2, sharing)
+        plan = [_best_steps(recording, r, gammas, prices) for r in range(len(recording))]
+        runs.append(replay(recording, PlannedSteps(arms, plan, gamma=MAX_GAMMA), batch=batch, free_switching=True))
         for arm in range(len(arms)):
-            _, sizes = np.unique(run.step[run.arm == arm], return_counts=True)
+            _, sizes = np.unique(runs[-1].step[runs[-1].arm == arm], return_counts=True)
             sharing[arm] = sizes.mean() if len(sizes) else batch
     return max(runs, key=lambda run: run.goodput)
 

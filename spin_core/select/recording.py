@@ -16,6 +16,7 @@ import numpy as np
 from numpy import ndarray
 
 MAX_GAMMA = 8
+STORED = Path(__file__).parent / "recordings" / "mix.npz"
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,12 @@ class Recording:
         return len(self.prompts)
 
     @property
+    def drafters(self) -> tuple[str, ...]:
+        """The drafters that stand for themselves: neither composed nor only a part of composed ones."""
+        parts = {first for first, _ in self.composed.values()}
+        return tuple(a for a in self.arms if a not in self.composed and a not in parts)
+
+    @property
     def lengths(self) -> ndarray:
         """Tokens of each answer, ``[R]``."""
         return np.diff(self.starts)
@@ -129,13 +136,26 @@ class Recording:
                                 prompts=self.prompts, text=np.array(json.dumps(text)))
 
     @staticmethod
-    def load(path: str | Path) -> "Recording":
+    def load(path: str | Path = STORED) -> "Recording":
+        """Read what ``save`` wrote; by default the recording that comes with the package."""
         with np.load(path) as data:
             text = json.loads(str(data["text"]))
             return Recording(tuple(text["arms"]), data["accepted"], data["proposed"], data["starts"], data["prompts"],
                              tuple(text["workloads"]), tuple(text["ids"]),
                              {n: Passes(tuple(r), tuple(s)) for n, (r, s) in text["passes"].items()},
                              tuple(text["lookups"]), {n: tuple(p) for n, p in text["composed"].items()}, text["about"])
+
+
+def memory_bound(recording: Recording, row: float = 0.004) -> Recording:
+    """The same texts and drafts where fetching weights is all that counts, as on a GPU at small batches: modelled.
+
+    A row more costs ``row`` of a one-row pass, for the target and for drafters, whose one-row passes keep their
+    measured share of the target's.
+    """
+    base = recording.passes["target"](1)
+    flat = {name: Passes((1, 1001), (float(p(1)), float(p(1) * (1 + 1000 * row)))) for name, p in recording.passes.items()}
+    return replace(recording, passes=flat, about=recording.about | {
+        "kind": "modelled", "costs": f"one-row passes as measured ({base * 1e3:.1f} ms), {row:.1%} more per row"})
 
 
 def chains(hits: list[list[bool]]) -> ndarray:

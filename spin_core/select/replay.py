@@ -13,6 +13,7 @@ for every policy, is left out.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -30,7 +31,8 @@ class Replay:
 
     ``step``, ``request`` (index into the order of service), ``arm`` (index into ``arms``), ``position`` (tokens
     written before), ``drafted``, ``accepted``; ``seconds``: the request's share of the step, catching up and
-    reading along included. ``step_seconds``: of every step.
+    reading along included. ``step_seconds``: of every step. ``thinking``: what the selector itself took on this
+    machine, in seconds; it is not part of the steps.
     """
 
     arms: tuple[str, ...]
@@ -42,6 +44,7 @@ class Replay:
     accepted: ndarray
     seconds: ndarray
     step_seconds: ndarray
+    thinking: float = 0.0
 
     @property
     def emitted(self) -> ndarray:
@@ -97,6 +100,7 @@ class _Run:
         self.cost = AffineCost()
         self.log: list[tuple] = []
         self.step_seconds: list[float] = []
+        self.thinking = 0.0
 
     def run(self) -> Replay:
         seated: list[_Seated] = []
@@ -110,13 +114,20 @@ class _Run:
             step += 1
             for s in seated:
                 if s.done == s.length:
-                    self.selector.finish(s.request)
+                    self._ask(self.selector.finish, s.request)
             seated = [s for s in seated if s.done < s.length]
         columns = [np.array(c) for c in zip(*self.log)] or [np.zeros(0, int)] * 7
-        return Replay(self.arms, *columns, np.array(self.step_seconds))
+        return Replay(self.arms, *columns, np.array(self.step_seconds), self.thinking)
+
+    def _ask(self, call, *arguments):
+        """Call the selector, and take its time."""
+        began = time.perf_counter()
+        answer = call(*arguments)
+        self.thinking += time.perf_counter() - began
+        return answer
 
     def _step(self, step: int, seated: list["_Seated"]) -> None:
-        choices = self.selector.assign([s.seat(self.found) for s in seated], self.capacities)
+        choices = self._ask(self.selector.assign, [s.seat(self.found) for s in seated], self.capacities)
         groups: dict[str, list[tuple[int, int]]] = {}
         for b, s in enumerate(seated):
             drafter, gamma = choices[s.request]
@@ -148,7 +159,7 @@ class _Run:
             s.before = s.prompt + s.done
             s.done += accepted[b] + 1
             s.current = self.arms[arms[b]]
-        self.selector.observe(outcomes)
+        self._ask(self.selector.observe, outcomes)
         self._read_along(seated, extra)
         self.log += zip([step] * len(seated), [s.request for s in seated], arms, positions, drafted, accepted,
                         [d + v + x for d, v, x in zip(draft_seconds, verify.tolist(), extra)])
@@ -185,7 +196,7 @@ class _Run:
 
     def _read_along(self, seated, extra) -> None:
         """Drafters that the selector wants scored read what they have not read of their requests."""
-        wishes = self.selector.probe([s.seat(self.found) for s in seated])
+        wishes = self._ask(self.selector.probe, [s.seat(self.found) for s in seated])
         by_name: dict[str, list[tuple[int, int]]] = {}
         for b, s in enumerate(seated):
             for name in wishes.get(s.request, ()):
@@ -205,7 +216,7 @@ class _Run:
         arm = self.index[name]
         hits = [float(self.accepted[arm][t] > 0) if self.proposed[arm][t] else float("nan")
                 for t in range(s.start + first, s.start + last)]
-        self.selector.scored([Scored(s.request, name, hits, seconds)])
+        self._ask(self.selector.scored, [Scored(s.request, name, hits, seconds)])
 
 
 class _Seated:

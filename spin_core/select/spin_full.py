@@ -28,6 +28,7 @@ from spin_core.select.schedule import Epochs
 from spin_core.select.survival import Survival
 
 FREE = 0.02         # of a target's pass: a drafter whose passes take less reads along all the time
+TOGETHER = 3        # drafters in one step, at most: each costs a pass of its own
 
 
 class SpinFull(Selector):
@@ -39,7 +40,7 @@ class SpinFull(Selector):
     numbers of rows (an array), where profiled; None: a line, learned while serving. ``gamma`` bounds the lengths.
     """
 
-    def __init__(self, arms: Sequence[str], *, gamma: int = 8, kappa: float = 4.0, memory: float = 2000.0,
+    def __init__(self, arms: Sequence[str], *, gamma: int = 8, kappa: float = 8.0, memory: float = 2000.0,
                  explore: int = 1, first: int = 8, growth: float = 2.0, cost: Callable | None = None,
                  **options) -> None:
         super().__init__(arms, gamma=gamma, **options)
@@ -52,15 +53,18 @@ class SpinFull(Selector):
         self.epochs = Epochs(explore, first, growth)
         self.goodput = 0.0              # tokens per second that the last plan came to
         sets = np.array(list(itertools.product((False, True), repeat=len(self.arms))))
-        self.sets = sets[sets[:, self.none]]
+        self.sets = sets[sets[:, self.none] & (sets.sum(1) <= TOGETHER + 1)]
 
     # ---- deciding
 
     def weights(self, seats: Sequence[Seat]) -> ndarray:
         self._look(seats)
         sets = self.sets[(self.alive | ~self.sets).all(1)]
-        for _ in range(2):              # goodput is the price of a second, and what comes out: twice is enough
+        for _ in range(3):              # goodput is the price of a second and what comes out: weigh until it settles
+            before = self.goodput
             gain, chosen = self._weigh(sets, len(seats))
+            if abs(self.goodput - before) <= .02 * self.goodput:
+                break
         # drafters outside the chosen set are a way out where capacities leave no room inside
         return gain - np.where(chosen, 0, np.ptp(gain) + 1)
 
@@ -91,11 +95,12 @@ class SpinFull(Selector):
         rows = lengths * self.found
         gain = tokens - self.goodput * (self.slope * rows + draft * lengths)
         choice = np.where(sets[:, None, :], gain, -np.inf).argmax(2)            # [sets, B]
-        mine = choice[:, :, None] == np.arange(len(self.arms))                  # [sets, B, arms]
-        drafted = (mine * rows).sum((1, 2))
-        spent = self.cost(count + drafted) + (mine * self.per_row * lengths).sum((1, 2)) \
-            + ((mine * lengths).max(1) * self.per_pass).sum(1)
-        ratio = (mine * tokens).sum((1, 2)) / np.maximum(spent, 1e-12)
+        seat = np.arange(count)
+        drafted = rows[seat, choice].sum(1)
+        spent = self.cost(count + drafted) + (self.per_row * lengths)[seat, choice].sum(1)
+        for arm, per_pass in enumerate(self.per_pass):                          # as many passes as the longest draft
+            spent = spent + per_pass * np.where(choice == arm, lengths[:, arm], 0).max(1)
+        ratio = tokens[seat, choice].sum(1) / np.maximum(spent, 1e-12)
         best = int(ratio.argmax())
         self.goodput, self.rows = float(ratio[best]) if self.known else 0.0, float(drafted[best])
         return gain, sets[best]

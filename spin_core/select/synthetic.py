@@ -43,11 +43,3 @@ def synthetic(laws: Mapping[str, Mapping[str, float]], costs: Mapping[str, float
         {"target": TARGET} | {d: drafter_passes(c) for d, c in costs.items()},
         about={"kind": "modelled", "source": "spin_core.select.synthetic", "seed": seed})
 
-
-def at_other_costs(recording: Recording, target: Passes, passes: Mapping[str, Passes], about: str) -> Recording:
-    """The same texts and drafts with other seconds: the drafters as they are, on other hardware."""
-    from dataclasses import replace
-
-    composed = {name: passes[rest] for name, (_, rest) in recording.composed.items()}
-    return replace(recording, passes={"target": target, **passes, **composed},
-                   about=recording.about | {"kind": "modelled", "costs": about})
