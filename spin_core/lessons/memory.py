@@ -1,4 +1,4 @@
-"""The memory of a verification: what has to be held, and what the attention allocates beside it, as it happens."""
+"""The memory of a verification: what has to be held, and what the attention allocates beside it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from spin_core.runtime.cache import SlotCache
 
 @dataclass
 class Memory:
-    """Bytes: ``held``, the keys and values of all layers in the form that a way of attending needs; ``extra``, the most
-    that it allocates beside them at any moment."""
+    """Bytes: ``held``, the keys and values of all layers in the form that a way of attending needs;
+    ``extra``, the most that it allocates beside them at any moment."""
 
     held: int
     extra: int
@@ -36,20 +36,22 @@ class Memory:
 
 @torch.inference_mode()
 def verification_memory(lengths: Sequence[int], queries: int, costs: Costs, *, layers: int, dim: int,
-                        dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> dict[str, Memory]:
-    """The memory of verifying a batch, by way of attending (as named in :mod:`spin_core.plots.decomposition`).
+                        dtype: torch.dtype = torch.float32,
+                        device: torch.device | str = "cpu") -> dict[str, Memory]:
+    """The memory of verifying a batch, by way of attending (``WAYS`` of its plots).
 
-    ``lengths`` are keys per request, ``queries`` in-flight tokens of each. "padded_view" holds a rectangle, as wide as
-    the longest request; all others hold each request's own keys and no more, as a cache that hands out pages does, and
-    allocate what they copy. ``held`` is counted, ``extra`` is measured on one layer: layers share their buffers.
+    ``lengths`` are keys per request, ``queries`` in-flight tokens of each. "padded_view" holds a rectangle,
+    as wide as the longest request; all others hold each request's own keys and no more, as a cache that hands
+    out pages does, and allocate what they copy. ``held`` is counted, ``extra`` is measured on one layer:
+    layers share their buffers.
     """
     heads, device = Heads(costs.kv, costs.group), torch.device(device)
     count, widest = len(lengths), max(lengths)
     cache = SlotCache(1, count, heads.kv, widest, dim, dtype, device)
     for tensor in cache.k + cache.v:
         tensor.zero_()
-    batch = RaggedBatch.build(torch.zeros(count * queries, dtype=torch.int64, device=device), list(range(count)),
-                              [queries] * count, [length - queries for length in lengths])
+    tokens = torch.zeros(count * queries, dtype=torch.int64, device=device)
+    batch = RaggedBatch.build(tokens, list(range(count)), [queries] * count, [n - queries for n in lengths])
     query = torch.zeros(heads.kv * heads.group, count * queries, dim, dtype=dtype, device=device)
 
     def attend(way: str) -> None:
@@ -68,7 +70,7 @@ def verification_memory(lengths: Sequence[int], queries: int, costs: Costs, *, l
 
 
 def peak_bytes(call: Callable[[], object], device: torch.device | str = "cpu") -> int:
-    """The most bytes that torch held at a moment of ``call()``, of those that it allocated since the call began.
+    """The most bytes that torch held at any moment of ``call()`` and had not held before it.
 
     On a CPU the profiler reports every allocation and every release; on a GPU the allocator keeps count.
     """

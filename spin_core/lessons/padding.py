@@ -20,7 +20,7 @@ from spin_core.zoo import Family
 class PassTimer:
     """Times passes of a family's target over requests whose caches are as long as one likes.
 
-    The caches hold random keys and values: how long a pass takes depends on their number, not on what they say.
+    The caches hold random keys and values: how long a pass takes depends on their number alone.
     """
 
     def __init__(self, family: Family, requests: int, max_len: int) -> None:
@@ -33,9 +33,9 @@ class PassTimer:
     def seconds(self, lengths: Sequence[int], gamma: int, repeats: int = 3) -> dict[str, float]:
         """Seconds of a pass that verifies ``gamma`` drafted tokens of every request, in three ways.
 
-        "padded" gathers the keys into a rectangle as wide as the longest request, "padded_view" has them there already,
-        "auto" is the engine's own choice. The fastest of ``repeats`` rounds, in which the ways take turns; a round
-        before them warms up. ``lengths`` are the tokens in the caches.
+        "padded" gathers the keys into a rectangle as wide as the longest request, "padded_view" has them
+        there already, "auto" is the engine's own choice. The fastest of ``repeats`` rounds, in which the ways
+        take turns; a round before them warms up. ``lengths`` are the tokens in the caches.
         """
         cache = first_slots(self.whole, len(lengths))
         total = self.heads.kv * self.heads.group
@@ -75,11 +75,11 @@ def first_slots(cache: SlotCache, count: int) -> SlotCache:
 
 
 def share_lost(seconds: Sequence[Mapping[str, float]], way: str) -> tuple[float, float, float]:
-    """Share of the speed-up that is lost with ``way`` instead of "auto": mean, least and most over several batches.
+    """Share of the speed-up lost with ``way`` instead of "auto": mean, least and most over several batches.
 
-    A speed-up is the time of plain decoding over that of speculation. Where drafts cost nothing, or are hidden behind
-    the verification as in SPIN, the time of speculation is that of the verifying pass, so 1 - auto / way is lost.
-    Negative where ``way`` is faster.
+    A speed-up is the time of plain decoding over that of speculation. Where drafts cost nothing, or are
+    hidden behind the verification as in SPIN, the time of speculation is that of the verifying pass, and
+    1 - auto / way is lost. Negative where ``way`` is faster.
     """
     shares = [1 - one["auto"] / one[way] for one in seconds]
     return float(np.mean(shares)), min(shares), max(shares)

@@ -13,7 +13,8 @@ def check_rows(solution: Callable) -> Answer:
     """Exercise 4.1: ``solution(lengths, width)`` is R(W), the number of pieces of at most ``width`` keys."""
     rng = np.random.default_rng(0)
     cases = [([5], 5), ([6], 5), ([1, 1, 1], 64), ([64, 128, 129], 64), ([1000] + [100] * 15, 100)]
-    cases += [(rng.integers(1, 900, rng.integers(1, 17)).tolist(), int(rng.integers(1, 400))) for _ in range(50)]
+    cases += [(rng.integers(1, 900, rng.integers(1, 17)).tolist(), int(rng.integers(1, 400)))
+              for _ in range(50)]
     for lengths, width in cases:
         try:
             answer = solution(list(lengths), width)
@@ -38,8 +39,8 @@ def check_rows(solution: Callable) -> Answer:
 
 
 def check_merge(solution: Callable) -> Answer:
-    """Exercise 4.2: ``solution(outs, lses)``, arrays ``[R, T, d]`` and ``[R, T]``, is the attention ``[T, d]`` over
-    all keys of a request that was cut into R pieces."""
+    """Exercise 4.2: ``solution(outs, lses)``, of arrays ``[R, T, d]`` and ``[R, T]``, is the attention
+    ``[T, d]`` over all keys of a request that was cut into R pieces."""
     rng = np.random.default_rng(1)
     plain, one = _cut(rng, 3, 4, 1.0), _cut(rng, 1, 2, 1.0)
     unseen = _cut(rng, 3, 4, 1.0, hide=True)
@@ -62,13 +63,15 @@ def check_merge(solution: Callable) -> Answer:
         if not (np.array_equal(given[0], outs) and np.array_equal(given[1], lses)):
             return Answer("wrong", "Your function changes its inputs.")
         if answer.shape != right.shape:
-            return Answer("wrong", f"With {words} the attention has shape {answer.shape}, expected {right.shape}.")
+            return Answer("wrong", f"With {words} the attention has shape {answer.shape}, expected "
+                                   f"{right.shape}.")
         if not np.isfinite(answer).all():
-            return Answer("wrong", f"The attention is not finite with {words}. The largest log-sum-exp can be "
-                                   "subtracted from all before exp.")
+            return Answer("wrong", f"The attention is not finite with {words}. The largest log-sum-exp can "
+                                   "be subtracted from all before exp.")
         error = np.abs(answer - right).max()
         if error > 1e-9:
-            hint = " Pieces of more weight count more: is a mean enough?" if np.allclose(answer, outs.mean(0)) else ""
+            mean = np.allclose(answer, outs.mean(0))
+            hint = " Pieces of more weight count more: is a mean enough?" if mean else ""
             return Answer("wrong", f"With {words} the attention is off by {error:.2g}.{hint}")
     return Answer("right", "Cut anywhere, merge, and nothing has changed: that makes decomposition exact.")
 

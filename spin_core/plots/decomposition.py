@@ -31,8 +31,8 @@ RING = dict(color=INK, marker="o", markersize=13, fillstyle="none", markeredgewi
 
 @styled
 def packing(made: Plan, *, title: str | None = None) -> Figure:
-    """Every row that is computed: keys to the right, padding hatched, and the queries that each row holds on the left,
-    copies of a request's queries pale. Requests are numbered, their colours repeat."""
+    """Every row that is computed: keys to the right, padding hatched, and the queries that each row holds on
+    the left, copies of a request's queries pale. Requests are numbered, their colours repeat."""
     count = len(made.pieces)
     figure = Figure(figsize=(WIDTH, 1.5 + min(0.2 * max(count, 3), TALLEST)), layout="constrained")
     _rows(figure, made, min(0.2, TALLEST / max(count, 1)), title)
@@ -52,17 +52,17 @@ def cost_curve(made: Plan) -> Figure:
 
 @styled
 def packing_and_costs(shown: Plan, cheapest: Plan, asked: int) -> Figure:
-    """Both at once, for a width that somebody ``asked`` for: the rows of ``shown``, and where it is on the curve of
-    ``cheapest``. The size does not depend on the plan."""
+    """Both at once, for a width that somebody ``asked`` for: the rows of ``shown``, and where it is on the
+    curve of ``cheapest``. The size does not depend on the plan."""
     figure = Figure(figsize=(WIDTH, 6.4), layout="constrained")
     above, below = figure.subfigures(2, 1, height_ratios=(1.45, 1))
-    copies = shown.q_touched - sum(shown.q_lens)
+    padding, copies = shown.kv_touched - shown.kv_true, shown.q_touched - sum(shown.q_lens)
     _rows(above, shown, min(0.2, 2.4 / max(len(shown.pieces), 1)),
-          f"at most {asked} keys per row: {len(shown.pieces)} rows, {shown.kv_touched - shown.kv_true} keys of padding, "
+          f"at most {asked} keys per row: {len(shown.pieces)} rows, {padding} keys of padding, "
           f"{copies} copied queries")
     ax = below.subplots()
     _curve(ax, cheapest)
-    ax.plot([shown.width], [shown.seconds * 1e6], color=INK, marker="o", markersize=10, fillstyle="none", linestyle="none",
+    ax.plot([shown.width], [shown.seconds * 1e6], **RING,
             label=f"shown: {shown.width} keys, {shown.seconds * 1e6:.0f} us")
     ax.legend()
     return figure
@@ -73,7 +73,8 @@ def _rows(figure: FigureBase, made: Plan, height: float, title: str | None) -> N
     rows = [(piece, pool.width, pool.queries) for pool in made.pools for piece in pool.pieces]
     rows += [(Piece(b, 0, made.lengths[b]), made.lengths[b], made.q_lens[b]) for b in made.alone]
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1, 8))
-    colours = {b: REQUESTS[i % len(REQUESTS)] for i, b in enumerate(dict.fromkeys(p.request for p, _, _ in rows))}
+    owners = dict.fromkeys(piece.request for piece, _, _ in rows)
+    colours = {b: REQUESTS[i % len(REQUESTS)] for i, b in enumerate(owners)}
     seen: set[int] = set()
     edge = 0.5 if height > 0.05 else 0.0                # an edge would hide a row that is thinner
     for y, (piece, width, queries) in enumerate(rows):
@@ -81,15 +82,15 @@ def _rows(figure: FigureBase, made: Plan, height: float, title: str | None) -> N
         _bar(right, y, 0, piece.size, colour, edge=edge)
         _bar(right, y, piece.size, width - piece.size, None, edge=edge)
         if height > 0.11:
-            right.text(piece.size / 2, y, str(piece.request), ha="center", va="center", size=min(8, 60 * height),
-                       color="white", weight="bold")
+            right.text(piece.size / 2, y, str(piece.request), ha="center", va="center", color="white",
+                       weight="bold", size=min(8, 60 * height))
         needed = made.q_lens[piece.request]
         _bar(left, y, 0, needed, colour, 0.3 if piece.request in seen else 1.0, edge=edge)
         _bar(left, y, needed, queries - needed, None, edge=edge)
         seen.add(piece.request)
-    widest = max((width for _, width, _ in rows), default=1)
+    widest, tallest = (max((row[i] for row in rows), default=1) for i in (1, 2))
     right.set(xlim=(0, widest * 1.01), xlabel="keys", ylim=(len(rows) - 0.4, -0.6), yticks=[])
-    left.set(xlim=(0, max((q for _, _, q in rows), default=1) * 1.1), xlabel="queries", ylabel="rows computed")
+    left.set(xlim=(0, tallest * 1.1), xlabel="queries", ylabel="rows computed")
     share = made.kv_touched / made.kv_true if made.kv_true else 1.0
     right.set_title(title or f"{made.strategy}: {len(rows)} rows, {share:.2f} times the keys needed")
     figure.legend(handles=[Patch(facecolor=REQUESTS[0], label="a request (its number)"),
@@ -98,7 +99,8 @@ def _rows(figure: FigureBase, made: Plan, height: float, title: str | None) -> N
                   loc="outside lower center", ncols=3)
 
 
-def _bar(ax: Axes, y: float, x: float, width: float, colour: str | None, alpha: float = 1.0, *, edge: float) -> None:
+def _bar(ax: Axes, y: float, x: float, width: float, colour: str | None, alpha: float = 1.0, *,
+         edge: float) -> None:
     """A stretch of row ``y``; without a colour it is padding."""
     if width <= 0:
         return
@@ -111,7 +113,8 @@ def _bar(ax: Axes, y: float, x: float, width: float, colour: str | None, alpha: 
 
 def _curve(ax: Axes, made: Plan) -> None:
     if not made.considered:
-        raise ValueError("cost_curve: this plan weighed no widths; make it with costs, as 'decomposed' or 'auto'")
+        raise ValueError("cost_curve: this plan weighed no widths; make it with costs, as 'decomposed' or "
+                         "'auto'")
     widths = sorted(made.considered)
     chosen = min(made.considered, key=made.considered.get)
     ax.plot(widths, [made.considered[w] * 1e6 for w in widths], color=BLUE, marker="o", markersize=4)
@@ -127,8 +130,8 @@ def batching_loss(measured: Mapping[str, Mapping[int, tuple]], modelled: Mapping
                   published: float) -> Figure:
     """The share of the speed-up that padding costs, by batch size.
 
-    ``measured[form][batch]`` is (mean, lowest, highest) of the share in 0 .. 1, ``modelled[form][batch]`` the share;
-    forms are keys of ``WAYS`` or "equal", a batch of equal lengths, where there is nothing to lose.
+    ``measured[form][batch]`` is (mean, lowest, highest) of the share in 0 .. 1, ``modelled[form][batch]`` the
+    share; forms are keys of ``WAYS`` or "equal", a batch of equal lengths, where there is nothing to lose.
     """
     figure = Figure(figsize=(WIDTH, 3.9), layout="constrained")
     sides = figure.subplots(1, 2, sharey=True)
@@ -163,9 +166,10 @@ def verify_latency(by_batch: Mapping[int, Mapping[str, float]], by_skew: Mapping
                    here: str, there: str) -> Figure:
     """Time of the attention by batch size and by skew of lengths, and the latency of a whole verification.
 
-    ``by_batch[size][way]`` and ``by_skew[name][way]`` are microseconds of a layer measured ``here``, ``way`` a key of
-    ``WAYS``; "auto" is what the plan chose: a ring around the way that it equals. ``whole[kind][way]`` are
-    milliseconds, published or modelled. ``elsewhere`` is like ``by_skew``, measured ``there``.
+    ``by_batch[size][way]`` and ``by_skew[name][way]`` are microseconds of a layer measured ``here``, ``way``
+    a key of ``WAYS``; "auto" is what the plan chose: a ring around the way that it equals.
+    ``whole[kind][way]`` are milliseconds, published or modelled. ``elsewhere`` is like ``by_skew``, measured
+    ``there``.
     """
     figure = Figure(figsize=(WIDTH, 7.4), layout="constrained")
     grid = figure.subplots(2, 2, width_ratios=(1, 1.25))
@@ -196,17 +200,18 @@ def _dots(ax: Axes, groups: Mapping, xlabel: str, title: str) -> None:
     for j, way in enumerate(ways):
         colour, marker, _ = WAYS[way]
         at = np.arange(len(groups)) + (j - (len(ways) - 1) / 2) * 0.7 / len(ways)
-        ax.plot(at, [times.get(way, np.nan) for times in groups.values()], color=colour, marker=marker, linestyle="none")
+        ax.plot(at, [times.get(way, np.nan) for times in groups.values()], color=colour, marker=marker,
+                linestyle="none")
     for i, times in enumerate(groups.values()):
         # several ways may come to one plan, and to one time: the last of them says best what is done
-        chosen = next((j for j in reversed(range(len(ways))) if times.get(ways[j]) == times.get("auto")), None)
-        if chosen is not None:
-            at = i + (chosen - (len(ways) - 1) / 2) * 0.7 / len(ways)
+        same = [j for j, way in enumerate(ways) if way in times and times[way] == times.get("auto")]
+        if same:
+            at = i + (same[-1] - (len(ways) - 1) / 2) * 0.7 / len(ways)
             ax.plot([at], [times["auto"]], **RING)
     for x in np.arange(len(groups) - 1) + 0.5:
         ax.axvline(x, color=LIGHT, linewidth=0.8)
-    ax.set(xticks=range(len(groups)), xticklabels=[str(g) for g in groups], xlabel=xlabel, ylabel="us per layer",
-           title=title, xlim=(-0.5, len(groups) - 0.5), yscale="log")
+    ax.set(xticks=range(len(groups)), xticklabels=[str(g) for g in groups], xlabel=xlabel,
+           ylabel="us per layer", title=title, xlim=(-0.5, len(groups) - 0.5), yscale="log")
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
     ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     ax.yaxis.set_minor_locator(NullLocator())
@@ -214,12 +219,13 @@ def _dots(ax: Axes, groups: Mapping, xlabel: str, title: str) -> None:
 
 
 @styled
-def verify_memory(batches: Sequence[int], held: Mapping[str, Sequence[float]], extra: Mapping[str, Sequence[float]],
-                  budget: float, modelled: Mapping[str, Sequence[float]], cards: Mapping[str, float],
-                  published: int) -> Figure:
-    """Bytes of a verification by batch size. Left: keys and values ``held`` and what the attention allocates beside
-    them, ``extra``, both by way, with a ``budget``; right: ``modelled`` bytes with the weights and the memory of some
-    ``cards``; ``published`` is the batch size at which the paper's padded batch runs out of memory."""
+def verify_memory(batches: Sequence[int], held: Mapping[str, Sequence[float]],
+                  extra: Mapping[str, Sequence[float]], budget: float,
+                  modelled: Mapping[str, Sequence[float]], cards: Mapping[str, float], published: int) -> Figure:
+    """Bytes of a verification by batch size. Left: keys and values ``held`` and what the attention allocates
+    beside them, ``extra``, both by way, with a ``budget``; right: ``modelled`` bytes with the weights and the
+    memory of some ``cards``; ``published`` is the batch size at which the paper's padded batch runs out of
+    memory."""
     figure = Figure(figsize=(WIDTH, 4.3), layout="constrained")
     left, right = figure.subplots(1, 2)
     x, names = np.arange(len(batches)), list(held)
@@ -240,9 +246,10 @@ def verify_memory(batches: Sequence[int], held: Mapping[str, Sequence[float]], e
         right.axhline(size / 1e9, color=INK, linewidth=1, linestyle=":")
         right.text(-0.1, size / 1e9, name, va="bottom", size=9)
     if published in batches:
-        right.axvline(list(batches).index(published), color=LIGHT, linewidth=6, zorder=0)
-        right.text(list(batches).index(published) - 0.15, 1, f"published: at {published} padded is out\nof memory, SPIN runs",
-                   ha="right", va="bottom", size=9)
+        at = list(batches).index(published)
+        right.axvline(at, color=LIGHT, linewidth=6, zorder=0)
+        right.text(at - 0.15, 1, f"published: at {published} padded is out\nof memory, SPIN runs", ha="right",
+                   va="bottom", size=9)
     right.set(xticks=x, xticklabels=batches, xlabel="requests in the batch", ylabel="GB", ylim=(0, None),
               title="modelled: LLaMA-7B, weights included")
     handles = [Patch(facecolor=WAYS[way][0], label=WAYS[way][2]) for way in names]

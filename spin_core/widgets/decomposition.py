@@ -16,8 +16,8 @@ from spin_core.widgets.panel import Panel
 def packing(costs: Costs) -> Panel:
     """Sliders for a batch (requests, longest, skew, drafted tokens) and for the width of its pieces.
 
-    The picture has the rows, with padding and copied queries, and what every width would cost under ``costs``. It opens
-    as wide as the longest request: a padded batch. The button goes to the cheapest width.
+    The picture has the rows, with padding and copied queries, and what every width would cost under
+    ``costs``. It opens as wide as the longest request: a padded batch. The button goes to the cheapest width.
     """
     requests = IntSlider(8, 2, 24, description="requests", continuous_update=False)
     longest = IntSlider(640, 64, 1024, step=16, description="longest", continuous_update=False)
