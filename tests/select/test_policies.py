@@ -1,0 +1,141 @@
+"""What every policy owes the engine, whatever it learns."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from spin_core.select import NAMES, NONE, Choice, Outcome, Scored, Seat, make
+
+ARMS = ["a", "b", "ngram"]
+POLICIES = [n for n in NAMES if not n.startswith("fixed")] + ["fixed:a", f"fixed:{NONE}"]
+GAMMA = {"a": 2, "b": 4, "ngram": 8}
+
+
+def build(policy: str, **options):
+    return make(policy, ARMS, **({} if policy == "spin-full" else {"gamma": GAMMA}) | options)
+
+
+def outcome(request: int, choice: Choice, seconds: float = 0.01, failed: bool = False, accepted: int = 1) -> Outcome:
+    accepted = min(accepted, choice.gamma)
+    return Outcome(request, choice.drafter, choice.gamma, accepted, accepted + 1, seconds * choice.gamma, seconds,
+                   8, 8 * seconds, failed)
+
+
+def serve(selector, steps: int, batch: int = 4, capacities=None, **more) -> list[dict[int, Choice]]:
+    """A few steps of requests that never end."""
+    log = []
+    for step in range(steps):
+        seats = [Seat(r, step, step + 5, 8, found={"ngram": 3 * (r % 2)}) for r in range(batch)]
+        choices = selector.assign(seats, capacities)
+        log.append(choices)
+        selector.observe([outcome(r, c, accepted=r % 3, **more) for r, c in choices.items()])
+        wishes = selector.probe(seats)
+        selector.scored([Scored(r, name, [1.0, math.nan, 0.0]) for r, names in wishes.items() for name in names])
+    return log
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=20, deadline=None)
+@given(st.dictionaries(st.sampled_from(ARMS), st.integers(0, 4)), st.integers(1, 7), st.integers(0, 5))
+def test_everyone_is_served_once_and_capacities_hold(policy, capacities, batch, seed):
+    for choices in serve(build(policy, seed=seed), 12, batch, capacities):
+        assert sorted(choices) == list(range(batch))
+        for name, capacity in capacities.items():
+            assert sum(c.drafter == name for c in choices.values()) <= capacity
+        assert all(0 <= c.gamma <= 8 and (c.gamma == 0) == (c.drafter == NONE) for c in choices.values())
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_retired_drafter_is_never_chosen_again(policy):
+    selector = build(policy)
+    serve(selector, 3)
+    selector.retire("a")
+    assert all(c.drafter != "a" for choices in serve(selector, 25) for c in choices.values())
+    with pytest.raises(ValueError, match="none"):
+        selector.retire(NONE)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_order_of_the_seats_does_not_matter(policy):
+    one, other = build(policy, seed=3), build(policy, seed=3)
+    for step in range(15):
+        seats = [Seat(r, step, step + 5, 8) for r in range(6)]
+        choices = one.assign(seats, {"b": 2})
+        assert choices == other.assign(seats[::-1], {"b": 2})
+        for selector in (one, other):
+            selector.observe([outcome(r, c, accepted=r) for r, c in sorted(choices.items())])
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("bad", [dict(failed=True), dict(seconds=math.nan), dict(seconds=math.inf),
+                                 dict(seconds=-1.0), dict(seconds=0.0)])
+def test_failures_and_impossible_seconds_are_not_learned(policy, bad):
+    taught, other = build(policy, seed=1), build(policy, seed=1)
+    seats = [Seat(r, 0, 5, 8) for r in range(4)]
+    for _ in range(10):
+        choices = taught.assign(seats)
+        assert choices == other.assign(seats)
+        good = [outcome(r, c, accepted=r) for r, c in choices.items()]
+        taught.observe([*good, *(outcome(r, c, accepted=8, **bad) for r, c in choices.items())])
+        other.observe(good)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_near_the_end_nobody_drafts_more_than_can_be_of_use(policy):
+    selector = build(policy)
+    for room in (0, 1, 2, 8) * 6:
+        choice = selector.assign([Seat(0, 1, 9, room)])[0]
+        assert choice.gamma <= room and (room or choice.drafter == NONE)
+        selector.observe([outcome(0, choice)])
+
+
+@pytest.mark.parametrize("policy", ["spin", "spin-full", "greedy", "epsilon-greedy", "ucb", "thompson", "exp3", "hedge"])
+def test_learners_find_a_drafter_that_is_far_better(policy):
+    selector = build(policy, seed=0)
+    counts = dict.fromkeys([*ARMS, NONE], 0)
+    rng = np.random.default_rng(0)
+    for step in range(400):
+        seats = [Seat(r, step, step + 5, 8) for r in range(4)]
+        for request, (drafter, gamma) in selector.assign(seats).items():
+            accepted = gamma if drafter == "b" and rng.random() < .95 else 0
+            counts[drafter] += 1
+            selector.observe([Outcome(request, drafter, gamma, accepted, accepted + 1, .001 * gamma, .01, 8, .08)])
+        wishes = selector.probe(seats)
+        selector.scored([Scored(r, n, [float(n == "b")] * 3) for r, names in wishes.items() for n in names])
+    assert counts["b"] == max(counts.values())
+    assert counts["b"] > 1600 * (.4 if policy in ("exp3", "hedge") else .6)
+
+
+def test_what_cannot_be_is_refused_by_name():
+    with pytest.raises(ValueError, match="unknown selection policy 'spinn'"):
+        make("spinn", ARMS)
+    with pytest.raises(ValueError, match="fixed: unknown arm 'z'"):
+        make("fixed:z", ARMS)
+    with pytest.raises(ValueError, match="arms repeat"):
+        make("random", ["a", "a"])
+    with pytest.raises(ValueError, match="'b' has 0"):
+        make("random", ["a", "b"], gamma={"a": 1, "b": 0})
+    with pytest.raises(ValueError, match="seated twice"):
+        build("random").assign([Seat(1, 0, 5, 8), Seat(1, 0, 5, 8)])
+    with pytest.raises(ValueError, match="capacity of 'a' is -1"):
+        build("random").assign([Seat(1, 0, 5, 8)], {"a": -1})
+    with pytest.raises(ValueError, match="growth >= 1"):
+        build("spin", growth=.5)
+    with pytest.raises(ValueError, match="epsilon"):
+        build("epsilon-greedy", epsilon=2)
+
+
+def test_a_request_that_left_is_forgotten():
+    for policy in POLICIES:
+        selector = build(policy)
+        for request in range(200):
+            choice = selector.assign([Seat(request, 0, 5, 8)])[request]
+            selector.observe([outcome(request, choice)])
+            selector.finish(request)
+            selector.finish(request)            # twice does no harm
+        kept = getattr(selector, "ledger", None) or getattr(selector, "survival", None)
+        assert kept is None or len(kept.row) == 0
