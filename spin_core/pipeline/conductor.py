@@ -99,6 +99,8 @@ class Pipeline:
         """Send off every group that is on the ground."""
         engine = self.engine
         engine._admit()
+        if not engine.running:
+            return
         self.groups = [[r for r in group if r.slot is not None] for group in self.groups]
         items = [self._item(r) for r in engine.running]
         if self._outdated(items):

@@ -9,6 +9,8 @@ micro-batch. Of all counts that were measured the smallest is taken that comes w
 What is measured is not goodput but verified requests per second: goodput is that times the tokens per verification,
 which do not depend on how a batch is cut, only make the measurement noisier.
 
+Another load is probed anew; one that has been settled before is remembered.
+
 Our choices, where the paper is silent: how long to measure, what "clearly" means, and when the load is another one.
 """
 
@@ -65,6 +67,7 @@ class Heuristic:
         self.most, self.least, self.enough = most, least, enough
         self.load: Load | None = None
         self.decisions: list[Decision] = []
+        self._known: list[tuple[Load, int]] = []        # loads that were settled, and how
         self._begin()
 
     @property
@@ -76,9 +79,12 @@ class Heuristic:
         """A round with ``count`` micro-batches served ``requests`` in ``seconds``. Has the count changed?"""
         before = self.count
         if self.load is None or self.load.differs(load):
+            known = next((count for one, count in reversed(self._known) if not one.differs(load)), None)
             why = "start with one" if self.load is None else "the load has changed: start again"
             self._begin()
             self.load = load
+            if known:
+                self.count, self._climbing, why = known, False, "the load is one we know"
             self._decide(why, time)
             return self.count != before         # what was just measured belongs to another load
         if self._climbing and seconds > 0:
@@ -107,6 +113,7 @@ class Heuristic:
         if worse or self.count >= most:
             self.count = next(count for count, rate in medians.items() if rate >= medians[best] * (1 - NEXT_TO_BEST))
             self._climbing = False
+            self._known.append((self.load, self.count))
             self._decide("more is worse" if worse else "no more to try", time)
         else:
             self.count += 1

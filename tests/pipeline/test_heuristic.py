@@ -81,6 +81,8 @@ def test_another_load_is_probed_anew(changed):
     assert heuristic.observe(changed, changed.batch, 1.0) and heuristic.count == 1 and not heuristic.settled
     assert settle(heuristic, [10, 12, 15, 11, 9, 9, 9, 9], load=changed) == 3
     assert [d.why for d in heuristic.decisions if d.count == 1] == ["start with one", "the load has changed: start again"]
+    assert heuristic.observe(EIGHT, 8, 0.5) and heuristic.count == 2 and heuristic.settled, "this one it remembers"
+    assert heuristic.decisions[-1].why == "the load is one we know"
 
 
 def test_no_more_micro_batches_than_requests():

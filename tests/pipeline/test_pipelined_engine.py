@@ -100,6 +100,17 @@ def test_fed_drafters_read_the_states_of_their_own_group():
         assert texts(pipelined(count, "fed", family=family, max_batch=6), jobs) == expected
 
 
+@pytest.mark.parametrize("count", [1, 3, "auto"])
+def test_an_engine_without_work_does_nothing(count):
+    engine = pipelined(count)
+    assert engine.step() == [] and engine.generate([]) == [] and engine.trace.events == []
+    engine.generate([[1, 2]], GREEDY.with_(max_new_tokens=0))
+    assert engine.step() == []
+    engine.generate([[1, 2]], GREEDY)
+    assert engine.step() == []
+    tiny.assert_idle(engine)
+
+
 def test_the_stages_overlap_and_the_trace_tells():
     engine = pipelined(3, max_batch=6)
     drafting, seen = threading.Event(), []

@@ -1,0 +1,229 @@
+"""Does drafting beside verifying pay on this machine? Overlap of synthetic and of real stages, and the heuristic's choice.
+
+Overlap efficiency is ideal / achieved, where the ideal lets the busier stage work all the time:
+max(sum of draft, sum of verify). Of synthetic stages the sums are known: they are calibrated alone, in one thread. Of
+real ones they are those of the run itself, in which each stage has one core and not all: whether that is better than
+taking turns with all cores is another question, and the goodput answers it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+
+from spin_core.bench import Bar, Report
+from spin_core.engine import Engine
+from spin_core.pipeline import DRAFT, VERIFY, Schedule, Sequential, Threads
+from spin_core.pipeline.replay import replay
+from spin_core.request import Request, SamplingParams
+from spin_core.trace import Event
+
+DESCRIPTION = "overlap of drafting and verifying, goodput by number of micro-batches, and the heuristic's choice"
+SYNTHETIC = ((0.002, 0.002), (0.001, 0.003), (0.003, 0.001))        # (draft, verify) seconds of a group
+TRIALS = 3
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("--batch", type=int, default=8, help="requests served at once (default 8)")
+    parser.add_argument("--counts", type=int, nargs="+", default=[1, 2, 3, 4, 8], help="micro-batches (default 1 2 3 4 8)")
+    parser.add_argument("--drafter", help="who drafts (default: the family's first)")
+    parser.add_argument("--gamma", type=int, default=4)
+    parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--repeats", type=int, default=5, help="interleaved runs of every setting (default 5)")
+    parser.add_argument("--rounds", type=int, default=60, help="rounds of the synthetic stages (default 60)")
+
+
+def run(args) -> Report:
+    from spin_core import zoo
+    from spin_core.workloads import load_workload
+
+    rows = [*interpreter_lock(), *(row for times in SYNTHETIC for row in synthetic(*times, rounds=args.rounds))]
+    synthetic_worst = min(r["efficiency"] for r in rows if r["what"].startswith("synthetic") and r["micro_batches"] > 1)
+    family = zoo.load("smollm2")
+    prompts = [p.messages for p in load_workload("mix", split="test", seed=1).first(args.batch)]
+    params = SamplingParams(max_new_tokens=args.max_new_tokens, stop_ids=())
+    live = sweep(family, prompts, params, args.counts, drafter=args.drafter, gamma=args.gamma, repeats=args.repeats)
+    rows += [{"what": "engine", "micro_batches": name, **row} for name, row in summarise(live).items()]
+    fixed = {name: runs for name, runs in live.items() if type(name) is int}
+    best = max(fixed, key=lambda name: statistics.median(r.rate for r in fixed[name]))
+    beside = [name for name in fixed if name > 1]
+    overlapping = max(beside, key=lambda n: statistics.median(r.rate for r in fixed[n])) if beside else None
+    bars = [Bar("overlap efficiency, synthetic stages, the worst", synthetic_worst, ">= 0.85"),
+            Bar("overlap efficiency, live, with the best count above one",
+                statistics.median(r.schedule.efficiency for r in fixed[overlapping]) if beside else None, ">= 0.75"),
+            Bar("goodput of the heuristic over the sequential engine (3 % are noise)", ratio(live, "auto", "off"), ">= 0.97"),
+            Bar("goodput of the heuristic over the best fixed count", ratio(live, "auto", best), ">= 0.97")]
+    chosen = sorted({r.count for r in live["auto"]})
+    return Report("pipeline", rows, bars, [
+        "two threads: wall time of two threads over that of one, each doing the same; 1 is perfect, 2 is taking turns",
+        f"engine: {args.batch} requests, {args.max_new_tokens} tokens each, gamma {args.gamma}, while all of them decode; "
+        "medians of interleaved runs; goodput is verified requests per second times tokens per verification",
+        f"the heuristic chose {', '.join(map(str, chosen))} micro-batches; the best fixed count is {best}; "
+        f"{torch.get_num_threads()} threads in all, with more than one micro-batch they are shared out"])
+
+
+# ---- without an engine
+
+def interpreter_lock() -> list[dict]:
+    """Do two threads compute side by side? In large operators they should, between tiny ones they cannot."""
+    large, tiny = torch.randn(512, 512), torch.randn(16)
+
+    def products() -> None:
+        for _ in range(20):
+            torch.mm(large, large)
+
+    def small() -> None:
+        for _ in range(20000):
+            tiny.add_(1.0)
+
+    def wall(work, threads: int) -> float:
+        def one() -> None:
+            torch.set_num_threads(1)
+            work()
+
+        crew = [threading.Thread(target=one) for _ in range(threads)]
+        start = time.perf_counter()
+        for thread in crew:
+            thread.start()
+        for thread in crew:
+            thread.join()
+        return time.perf_counter() - start
+
+    threads = torch.get_num_threads()
+    rows = []
+    for name, work in (("two threads, products of 512 x 512", products), ("two threads, 16 numbers at a time", small)):
+        pairs = [(wall(work, 2), wall(work, 1)) for _ in range(7)]
+        rows.append({"what": name, "slowdown": statistics.median(two / one for two, one in pairs)})
+    torch.set_num_threads(threads)          # new threads start with the number that was set last
+    return rows
+
+
+def synthetic(draft: float, verify: float, rounds: int = 60, count: int = 4) -> list[dict]:
+    """Stages that compute for a known time: one row for each executor."""
+    matrix = torch.randn(96, 96)            # stays in a core's own cache
+
+    def compute(times: int) -> None:
+        for _ in range(times):
+            torch.mm(matrix, matrix)
+
+    def alone(times: int) -> float:
+        start = time.perf_counter()
+        compute(times)
+        return time.perf_counter() - start
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    alone(2000)
+    efficiency: dict[int, list[float]] = {1: [], count: []}
+    for _ in range(TRIALS):
+        each = statistics.median(alone(200) for _ in range(15)) / 200      # anew: clocks of processors change
+        work = {DRAFT: max(1, round(draft / each)), VERIFY: max(1, round(verify / each))}
+        ideal = max(work.values()) * each * count * rounds
+        for executor, groups in ((Sequential(), 1), (Threads((1, 1)), count)):
+            seconds = overlapped(executor, lambda: compute(work[DRAFT] * count // groups),
+                                 lambda _: compute(work[VERIFY] * count // groups), groups, rounds).seconds
+            efficiency[groups].append(ideal / seconds)
+    torch.set_num_threads(threads)
+    return [{"what": f"synthetic, draft : verify = {draft / verify:.2g}", "micro_batches": groups,
+             "efficiency": statistics.median(values)} for groups, values in efficiency.items()]
+
+
+def overlapped(executor, draft, verify, groups: int, rounds: int) -> Schedule:
+    """Run ``rounds`` rounds of ``groups`` groups through both stages; the schedule that came of it."""
+    spans = []
+    with executor:
+        aloft = deque(executor.launch(draft, verify, g) for g in range(groups))
+        for left in range(groups * rounds, 0, -1):
+            flight = aloft.popleft()
+            flight.result()
+            spans += flight.spans
+            if left > groups:
+                aloft.append(executor.launch(draft, verify, flight.group))
+    return Schedule(spans)
+
+
+# ---- with the engine
+
+@dataclass
+class Run:
+    """One run of an engine while all requests decoded: verified requests per second, tokens per verification, the
+    schedule, and the number of micro-batches."""
+
+    rate: float
+    tokens: float
+    schedule: Schedule
+    count: int
+
+    @property
+    def goodput(self) -> float:
+        """Tokens per second."""
+        return self.rate * self.tokens
+
+
+def sweep(family, prompts, params: SamplingParams, counts: list[int], *, drafter: str | None = None, gamma: int = 4,
+          repeats: int = 5, warm: int = 6) -> dict[int | str, list[Run]]:
+    """Runs by setting: "off", each fixed count, and "auto". The settings take turns.
+
+    The heuristic gets ``warm`` runs before that to make up its mind; then it knows the load.
+    """
+    settings = ["off", *sorted({c for c in counts if c <= len(prompts)}), "auto"]
+    engines = {s: Engine(family, drafter, gamma, max_batch=len(prompts), max_len=1024, pipeline=s) for s in settings}
+    for setting, engine in engines.items():
+        for _ in range(warm if setting == "auto" else 1):
+            engine.generate(prompts, params)
+    runs: dict[int | str, list[Run]] = {s: [] for s in settings}
+    for _ in range(repeats):
+        for setting, engine in engines.items():
+            told = len(engine.trace.events)
+            requests = engine.generate(prompts, params)
+            runs[setting].append(measure(engine.trace.events[told:], requests))
+    return runs
+
+
+def full_batch(events: list[Event], batch: int) -> list[Event]:
+    """The verifications between the last request's first and the first request's last: all requests decode."""
+    steps = [e for e in events if e.kind == "step" and e.emitted]
+    first: dict[int, float] = {}
+    last: dict[int, float] = {}
+    for e in steps:
+        first.setdefault(e.request, e.time)
+        last[e.request] = e.time
+    if len(first) < batch:
+        return []
+    begin, end = max(first.values()), min(last.values())
+    return [e for e in steps if begin < e.time < end]
+
+
+def measure(events: list[Event], requests: list[Request]) -> Run:
+    """What a run was like while all its requests decoded. Raises ValueError when they never did."""
+    steps = full_batch(events, len(requests))
+    if len(steps) < 2 * len(requests):
+        raise ValueError("the requests hardly decoded at the same time: allow more new tokens")
+    begin, end = steps[0].time, steps[-1].time
+    counted = [e for e in steps if e.time > begin]
+    emitting = [e for e in events if e.emitted]
+    counts = [e.micro_batches for e in steps]
+    return Run(len(counted) / (end - begin), sum(len(e.emitted) for e in emitting) / len(emitting),
+               replay(steps).between(begin, end), statistics.mode(counts))
+
+
+def summarise(live: dict[int | str, list[Run]]) -> dict[int | str, dict]:
+    """Medians by setting."""
+    def median(runs: list[Run], what) -> float:
+        return statistics.median(map(what, runs))
+
+    return {name: {"goodput": median(runs, lambda r: r.goodput), "low": min(r.goodput for r in runs),
+                   "high": max(r.goodput for r in runs),
+                   "efficiency": median(runs, lambda r: r.schedule.efficiency),
+                   "draft_busy": median(runs, lambda r: r.schedule.busy_share(DRAFT)),
+                   "verify_busy": median(runs, lambda r: r.schedule.busy_share(VERIFY))} for name, runs in live.items()}
+
+
+def ratio(live: dict[int | str, list[Run]], one: int | str, other: int | str) -> float:
+    """Median over the repeats of one setting's rate over another's."""
+    return statistics.median(a.rate / b.rate for a, b in zip(live[one], live[other]))
