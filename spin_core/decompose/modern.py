@@ -1,4 +1,4 @@
-"""Other ways to attend a ragged batch on one cache, for the benchmark alone.
+"""Other ways to attend a ragged batch on one cache, to compare with: in the benchmark and its lesson.
 
 :class:`PaddedView` is a padded batch at its best: nothing is gathered, the cache itself is the rectangle. The others
 are today's kernels without padding, both of the torch library: flex attention with a block mask, which skips blocks
