@@ -1,0 +1,120 @@
+"""The lesson on the pipeline: what the stages take, what the schedule makes of it, and checks of its exercises."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from spin_core.bench.pipeline import full_batch
+from spin_core.engine import Engine
+from spin_core.lessons.exercises import OPEN, Answer
+from spin_core.pipeline.schedule import simulate, split_time, steady, throughput
+from spin_core.request import SamplingParams
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a stage takes for the whole batch, in seconds, and which share of that does not shrink with the batch."""
+
+    seconds: float
+    fixed: float
+
+
+def stages(family, prompts: Sequence, params: SamplingParams, *, threads: int, gamma: int = 4) -> tuple[Stage, Stage]:
+    """Drafting and verifying with ``threads`` threads, measured at the whole batch and at half of it.
+
+    A line through both gives the share that is fixed: t(B) = a + b B, fixed = a / t(B).
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        whole, half = (_times(family, prompts[:n], params, gamma) for n in (len(prompts), len(prompts) // 2))
+    finally:
+        torch.set_num_threads(before)
+    return tuple(Stage(w, min(1.0, max(0.0, 2 * h / w - 1))) for w, h in zip(whole, half))
+
+
+def _times(family, prompts: Sequence, params: SamplingParams, gamma: int) -> tuple[float, float]:
+    """Median seconds of a draft and of a verification while all of ``prompts`` decode."""
+    engine = Engine(family, gamma=gamma, max_batch=len(prompts), max_len=1024)
+    engine.generate(prompts, params)
+    steps = {e.step: e for e in full_batch(engine.trace.events, len(prompts))}.values()
+    return (statistics.median(e.draft_seconds for e in steps),
+            statistics.median(e.target_seconds + e.verify_seconds for e in steps))
+
+
+def modelled(draft: Stage, verify: Stage, counts: Sequence[int], batch: int, turns: float) -> list[float]:
+    """What the schedule makes of these stages at each count, relative to a round of ``turns`` seconds."""
+    return [turns * throughput(draft.seconds, verify.seconds, m, draft_fixed=draft.fixed, verify_fixed=verify.fixed,
+                               batch=batch) for m in counts]
+
+
+def climb(decisions: Sequence) -> list:
+    """The decisions of the heuristic's longest climb, from its start to its choice."""
+    climbs, current = [], []
+    for decision in decisions:
+        if decision.why.startswith(("start", "the load")):
+            current = []
+        current.append(decision)
+        if decision.why in ("more is worse", "no more to try"):
+            climbs.append(current)
+    return max(climbs, key=lambda c: sum(c[-1].throughput.values()), default=list(decisions[-1:]))
+
+
+def check_finish(solution: Callable) -> Answer:
+    """Exercise 5.1: ``solution(draft, verify)``, seconds per group, is when one round of the pipeline is over."""
+    dice = random.Random(0)
+    cases = [([1.0], [2.0]), ([1.0, 1.0], [1.0, 1.0]), ([2.0, 1.0], [1.0, 3.0])]
+    cases += [([dice.uniform(0.1, 3) for _ in range(n)], [dice.uniform(0.1, 3) for _ in range(n)]) for n in (3, 4, 6)]
+    for draft, verify in cases:
+        try:
+            answer = solution(list(draft), list(verify))
+        except Exception as error:
+            return Answer("wrong", f"Your function raised {type(error).__name__}: {error}")
+        if answer is None or answer is Ellipsis:
+            return OPEN
+        right = simulate(draft, verify).seconds
+        try:
+            wrong = abs(float(answer) - right) > 1e-9
+        except (TypeError, ValueError):
+            return Answer("wrong", f"When a round is over is a number of seconds; yours is {answer!r}.")
+        if wrong:
+            hint = ""
+            if abs(answer - sum(draft) - sum(verify)) < 1e-9:
+                hint = " That is taking turns: a group can be verified while the next is drafted."
+            elif abs(answer - max(sum(draft), sum(verify))) < 1e-9:
+                hint = " The ideal forgets that the first group cannot be verified before it is drafted."
+            return Answer("wrong", f"For draft = {_short(draft)} and verify = {_short(verify)} it is over after {right:.3g}, "
+                                   f"yours is {float(answer):.3g}.{hint}")
+    return Answer("right", "Verifying starts when its draft is there and the last verification is over, whichever is later.")
+
+
+def check_best_count(solution: Callable) -> Answer:
+    """Exercise 5.2: ``solution(draft, verify, fixed, most)`` is the count in 1 .. most with the shortest round."""
+    for draft, verify, fixed in ((1.0, 1.0, 0.0), (1.0, 1.0, 0.2), (1.0, 1.0, 1.0), (0.2, 1.0, 0.1), (0.5, 1.0, 0.4), (1, 4, 0.05)):
+        try:
+            answer = solution(draft, verify, fixed, 9)
+        except Exception as error:
+            return Answer("wrong", f"best_count({draft}, {verify}, {fixed}, 9) raised {type(error).__name__}: {error}")
+        if answer is None or answer is Ellipsis:
+            return OPEN
+        if isinstance(answer, bool) or not isinstance(answer, int) or not 1 <= answer <= 9:
+            return Answer("wrong", f"best_count({draft}, {verify}, {fixed}, 9) should be a number in 1 ... 9, it is {answer!r}.")
+        rounds = {m: _round(draft, verify, fixed, m) for m in range(1, 10)}
+        best = min(rounds, key=rounds.get)
+        if rounds[answer] > rounds[best] * (1 + 1e-6):
+            return Answer("wrong", f"For draft {draft}, verify {verify} and a fixed share of {fixed}, {answer} micro-batches take "
+                                   f"{rounds[answer]:.3f} a round, {best} take {rounds[best]:.3f}.")
+    return Answer("right", "Overlap wants at least two; the fixed share pays for every one of them, so seldom more.")
+
+
+def _round(draft: float, verify: float, fixed: float, count: int) -> float:
+    return steady(*(split_time(t, fixed, [1 / count] * count) for t in (draft, verify)))
+
+
+def _short(values: Sequence[float]) -> str:
+    return "[" + ", ".join(f"{v:.2g}" for v in values) + "]"
