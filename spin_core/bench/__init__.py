@@ -17,7 +17,8 @@ from types import ModuleType
 
 from spin_core import provenance
 
-NAMES = ("peers", "products", "equality", "verify", "verify-attention", "drafters", "select", "simulate", "pipeline", "gpu")
+NAMES = ("peers", "products", "equality", "verify", "verify-attention", "drafters", "select", "select-live", "simulate",
+         "pipeline", "gpu")
 
 _COMPARE = {">=": operator.ge, "<=": operator.le}
 
