@@ -10,6 +10,8 @@ import torch
 from spin_core.bench import drafters as bench
 from spin_core.distill.corpus import Shard
 from spin_core.distill.states import compute
+from spin_core.distill.table import make_table
+from spin_core.draft import DraftTable
 from spin_core.engine import Engine
 from spin_core.request import SamplingParams
 from tests import tiny
@@ -19,7 +21,12 @@ PROMPTS = ["abcabcabc", "hello", "xyxyxyxy", "q"]
 
 @pytest.fixture(scope="module")
 def family():
-    return tiny.family(torch.float32)
+    """The tiny family and a table that knows half of the answers."""
+    plain = tiny.family(torch.float32)
+    texts = Engine(plain, "none").generate(PROMPTS[:2], SamplingParams(max_new_tokens=24))
+    shard = Shard.build([r.prompt_ids for r in texts], [r.output_ids for r in texts], [0.0] * 2)
+    table = DraftTable("habits", **make_table([shard], tiny.VOCAB, 10**6), vocab_size=tiny.VOCAB)
+    return tiny.TinyFamily(plain.target, {**plain.drafters, "habits": table})
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +37,8 @@ def answers(family) -> bench.Answers:
                          ["rewrite", "x", "y", "z"])
 
 
-@pytest.mark.parametrize("name", ["near", "subset", "same", "ngram"])
+@pytest.mark.parametrize("name", ["near", "subset", "same", "ngram", "habits", "ngram+near", "ngram+habits",
+                                  "habits+subset", "ngram+habits+near"])
 def test_chains_are_what_the_engine_does(family, answers, name):
     judged = bench.judge(family, name, answers)
     for gamma in (1, 3):
@@ -50,11 +58,15 @@ def test_alpha_of_the_target_itself_is_one(family, answers):
 
 def test_seconds_and_shares_by_hand(answers):
     assert bench.seconds([(2, 2), (1, 0)], .1, [1.0, 1.2, 1.5]) == pytest.approx(.2 + 1.5 + .1 + 1.2)
-    assert bench.seconds([(2, 2), (0, 0)], .1, [1.0, 1.2, 1.5], lookup=True) == pytest.approx(.1 + 1.5 + .1 + 1.0)
+    assert bench.seconds([(2, 2), (0, 0)], .1, [1.0, 1.2, 1.5], True) == pytest.approx(.1 + 1.5 + .1 + 1.0)
+    assert bench.seconds([(2, 2), (1, 0)], .1, [1.0, 1.2, 1.5], [True, False], .01) == pytest.approx(.01 + 1.5 + .1 + 1.2)
     good, bad = [(1, 1)] * 5, [(1, 0)] * 10
     mixed = [good, good, bad, good]
-    judged = {"ngram": bench.Judged([.5] * 4, [.5] * 4, {1: mixed, 4: mixed}),
-              "m": bench.Judged([.6] * 4, [.6] * 4, {g: [bad, good, good, bad] for g in (1, 4)})}
+    def judged_as(looked: bool, chains) -> bench.Judged:
+        return bench.Judged([.5] * 4, [.5] * 4, {g: chains for g in (1, 4)},
+                            {g: [[looked] * len(c) for c in chains] for g in (1, 4)})
+
+    judged = {"ngram": judged_as(True, mixed), "m": judged_as(False, [bad, good, good, bad])}
     report = bench.summarise(judged, answers, {"ngram": 0.0, "m": .2}, [1.0, 1.1])
     table = {(r["workload"], r["drafter"]): r for r in report.rows}
     assert table["a", "ngram"]["best_share"] == 1.0 and table["b", "m"]["best_share"] == .5
@@ -63,7 +75,7 @@ def test_seconds_and_shares_by_hand(answers):
 
 
 def test_report_and_figure(family, answers, tmp_path):
-    names = ["near", "other", "ngram"]
+    names = ["near", "habits", "ngram", "ngram+near"]
     judged = {n: bench.judge(family, n, answers) for n in names}
     served = SimpleNamespace(drafters={n: family.drafters[n] for n in names[:2]}, target=family.target,
                              vocab_size=family.vocab_size)
@@ -71,6 +83,8 @@ def test_report_and_figure(family, answers, tmp_path):
     assert verify[0] == 1.0 and costs["near"] > costs["ngram"] > 0
     report = bench.summarise(judged, answers, costs, verify)
     for workload in ("a", "b", "mix"):
-        assert sum(r["best_share"] for r in report.rows if r["workload"] == workload) == pytest.approx(1)
+        shares = {r["drafter"]: r["best_share"] for r in report.rows if r["workload"] == workload}
+        assert shares.pop("ngram+near") is None and sum(shares.values()) == pytest.approx(1)
+    assert report.bars[0].name.endswith("weakest model drafter") and "habits" in costs
     bench.save_figure(report, str(tmp_path))
     assert (tmp_path / "best_ssm_share.json").exists()

@@ -20,12 +20,14 @@ import torch
 from spin_core.bench import Bar, Report
 from spin_core.bench.products import interleaved
 from spin_core.distill.corpus import Shard
-from spin_core.distill.evaluate import MAX_GAMMA, chain, score
+from spin_core.distill.evaluate import MAX_GAMMA, score
 from spin_core.distill.states import States, compute
-from spin_core.draft import Drafter, FedLlama, NgramDrafter
+from spin_core.draft import Drafter, DraftTable, FedLlama, NgramDrafter
+from spin_core.draft.pool import COMPOSED_NGRAM, build
 from spin_core.engine import Engine
 from spin_core.request import Request, SamplingParams
 from spin_core.runtime import ModelRunner
+from spin_core.select.recording import chains
 
 DESCRIPTION = "every drafter's acceptance, cost and predicted speed-up by workload, and who is best for whom"
 WORKLOADS = ("instructions", "personas", "chat")
@@ -55,11 +57,13 @@ class Answers:
 
 @dataclass
 class Judged:
-    """One drafter: per answer its alpha and agreement (means over tokens), and its chains at each gamma."""
+    """One drafter: per answer its alpha and agreement (means over tokens), its chains at each gamma, and which of their
+    drafts were looked up."""
 
     alpha: list[float]
     agreement: list[float]
     chains: dict[int, list[Chain]]
+    looked: dict[int, list[list[bool]]]
 
 
 def run(args) -> Report:
@@ -67,7 +71,8 @@ def run(args) -> Report:
 
     family = zoo.load("smollm2")
     answers = answer(family, args.limit, args.max_new_tokens)
-    judged = {name: judge(family, name, answers) for name in [*family.drafters, "ngram"]}
+    names = [*family.drafters, "ngram", *(f"ngram+{name}" for name in family.drafters)]
+    judged = {name: judge(family, name, answers) for name in names}
     costs, verify = measure_costs(family, args.context, args.repeats)
     report = summarise(judged, answers, costs, verify)
     report.notes.append(f"{len(answers.workloads)} prompts, at most {args.max_new_tokens} tokens each, greedy; costs at "
@@ -92,41 +97,73 @@ def answer(family, limit: int | None, max_new_tokens: int) -> Answers:
 
 def is_lookup(family, name: str) -> bool:
     """Whether a drafter looks its drafts up: one-hot, and a whole draft for the price of one token."""
-    return name == "ngram" or not hasattr(family.drafters[name], "model")
+    return all(part == "ngram" or isinstance(family.drafters.get(part), DraftTable) for part in name.split("+"))
 
 
 def judge(family, name: str, answers: Answers) -> Judged:
-    """Alpha, agreement and chains of one drafter on the answers."""
-    if name == "ngram":
-        return _judge_ngram(family, answers)
+    """Alpha, agreement and chains of one drafter on the answers. A composed name is judged too."""
+    views = _views(family, name, answers)
+    steps = {g: [_steps(view, g) for view in views] for g in range(1, MAX_GAMMA + 1)}
+    return Judged([_mean(v.overlap) for v in views], [_mean(v.hits) for v in views],
+                  {g: [[(d, a) for d, a, _ in s] for s in chains] for g, chains in steps.items()},
+                  {g: [[looked for _, _, looked in s] for s in chains] for g, chains in steps.items()})
+
+
+@dataclass
+class _View:
+    """What a drafter would do before each token of one answer: how many tokens it drafts at most, how many of
+    those are right, whether it looks them up; its overlap with the target's law, and whether its first one is right."""
+
+    drafted: list[int]
+    accepted: list[int]
+    looked: list[bool]
+    overlap: list[float]
+    hits: list[bool]
+
+
+def _views(family, name: str, answers: Answers) -> list[_View]:
+    first, composed, rest = name.partition("+")
+    if composed:        # the lookup's where it finds something, the other's elsewhere
+        lookup = NgramDrafter(*COMPOSED_NGRAM) if first == "ngram" else build(first, family, 1, 1, None)
+        return [_View(*([a if found else b for found, a, b in zip(over.drafted, above, below)]
+                        for above, below in zip(vars(over).values(), vars(under).values())))
+                for over, under in zip(_lookup_views(family, lookup, answers), _views(family, rest, answers))]
+    if is_lookup(family, name):
+        return _lookup_views(family, build(name, family, 1, 1, None), answers)
     source = family.drafters[name]
-    scores = score(source.model, source.ids, family.target, answers.shard, answers.states)
-    return Judged([_mean(s.overlap) for s in scores], [_mean(s.hits[0]) for s in scores],
-                  {g: [chain(s.hits, g, s.waits) for s in scores] for g in range(1, MAX_GAMMA + 1)})
+    out = []
+    for s in score(source.model, source.ids, family.target, answers.shard, answers.states):
+        count, accepted = len(s.overlap), chains(s.hits).tolist()
+        out.append(_View([0 if s.waits and t == 0 else MAX_GAMMA for t in range(count)], accepted, [False] * count,
+                         s.overlap, s.hits[0]))
+    return out
 
 
-def _judge_ngram(family, answers: Answers) -> Judged:
+def _lookup_views(family, drafter: Drafter, answers: Answers) -> list[_View]:
     head = family.target.get_output_embeddings().weight.detach()
-    judged = Judged([], [], {g: [] for g in range(1, MAX_GAMMA + 1)})
+    out = []
     for i in range(len(answers.workloads)):
         prompt, text = answers.shard.sequence(i)
         start = int(answers.shard.starts[i]) + len(prompt) - 1
-        guesses = proposals(prompt, text, 1)
-        law = [(g[0], t) for t, g in enumerate(guesses) if g]
-        p = [float((answers.states.hidden[start + t].float() @ head[token] - answers.states.log_z[start + t]).exp())
-             for token, t in law]
-        judged.alpha.append(sum(p) / len(text))
-        judged.agreement.append(sum(text[t] == token for token, t in law) / len(text))
-        whole = proposals(prompt, text, MAX_GAMMA)
-        for gamma, chains in judged.chains.items():
-            steps, at = [], 0
-            while at < len(text):
-                drafted = whole[at][:min(gamma, len(text) - at - 1)]
-                accepted = next((k for k, t in enumerate(drafted) if t != text[at + k]), len(drafted))
-                steps.append((len(drafted), accepted))
-                at += accepted + 1
-            chains.append(steps)
-    return judged
+        guesses = proposals(prompt, text, MAX_GAMMA, drafter)
+        drafter.rollback(0, 0)
+        accepted = [next((k for k, (g, t) in enumerate(zip(guess, text[at:])) if g != t), min(len(guess), len(text) - at))
+                    for at, guess in enumerate(guesses)]
+        p = [float((answers.states.hidden[start + t].float() @ head[guess[0]] - answers.states.log_z[start + t]).exp())
+             if guess else 0.0 for t, guess in enumerate(guesses)]
+        out.append(_View(list(map(len, guesses)), accepted, [True] * len(text), p, [a > 0 for a in accepted]))
+    return out
+
+
+def _steps(view: _View, gamma: int) -> list[tuple[int, int, bool]]:
+    """(drafted, accepted, looked up) of every verification of an answer."""
+    at, out = 0, []
+    while at < len(view.drafted):
+        drafted = min(gamma, view.drafted[at], len(view.drafted) - at - 1)
+        accepted = min(drafted, view.accepted[at])
+        out.append((drafted, accepted, view.looked[at]))
+        at += accepted + 1
+    return out
 
 
 def proposals(prompt: list[int], text: list[int], count: int, drafter: Drafter | None = None) -> list[list[int]]:
@@ -151,6 +188,8 @@ def measure_costs(family, context: int, repeats: int) -> tuple[dict[str, float],
 
     work = {("rows", k): (lambda k=k: rows(k + 1)) for k in range(MAX_GAMMA + 1)}
     for name, source in family.drafters.items():
+        if isinstance(source, DraftTable):
+            continue
         fed = isinstance(source.model, FedLlama)
         runner = ModelRunner(source.model, 1, context + 2, keep_states=fed)
         runner.forward([0], [context], tokens, [0])
@@ -161,9 +200,11 @@ def measure_costs(family, context: int, repeats: int) -> tuple[dict[str, float],
             runner.cache.truncate(0, context)
 
         work["draft", name] = step
-    lookup, request = NgramDrafter(), Request(tokens.tolist(), SamplingParams(), slot=0)
-    lookup.propose([request], [4])
-    work["draft", "ngram"] = lambda: lookup.propose([request], [1])
+    request = Request(tokens.tolist(), SamplingParams(), slot=0)
+    for name in filter(lambda n: is_lookup(family, n), [*family.drafters, "ngram"]):
+        lookup = build(name, family, 1, 1, None)
+        lookup.propose([request], [4])
+        work["draft", name] = lambda lookup=lookup: lookup.propose([request], [4])
     with torch.inference_mode():
         times = interleaved(work, repeats)
     one = times["rows", 0]
@@ -171,9 +212,13 @@ def measure_costs(family, context: int, repeats: int) -> tuple[dict[str, float],
             [times["rows", k] / one for k in range(MAX_GAMMA + 1)])
 
 
-def seconds(chain: Chain, cost: float, verify: list[float], lookup: bool = False) -> float:
-    """What an answer takes, in one-row passes of the target. A lookup costs the same however long its draft is."""
-    return sum((cost if lookup else drafted * cost) + verify[drafted] for drafted, _ in chain)
+def seconds(chain: Chain, cost: float, verify: list[float], looked: bool | list[bool] = False,
+            lookup_cost: float | None = None) -> float:
+    """What an answer takes, in one-row passes of the target. ``looked``: which drafts (or all) were looked up. Such a
+    draft costs ``lookup_cost`` (None: ``cost``) however long it is, any other ``cost`` per token."""
+    looked = [looked] * len(chain) if isinstance(looked, bool) else looked
+    found = cost if lookup_cost is None else lookup_cost
+    return sum((found if up else drafted * cost) + verify[drafted] for (drafted, _), up in zip(chain, looked))
 
 
 def tokens(chain: Chain) -> int:
@@ -186,8 +231,9 @@ def summarise(judged: dict[str, Judged], answers: Answers, costs: dict[str, floa
     everyone = range(len(answers.workloads))
     groups = {name: [i for i in everyone if answers.workloads[i] == name] for name in dict.fromkeys(answers.workloads)}
     groups["mix"] = list(everyone)
-    spent = {name: {g: [seconds(c, costs[name], verify, name == "ngram") for c in chains]
-                    for g, chains in j.chains.items()} for name, j in judged.items()}
+    spent = {name: {g: [seconds(c, _cost(costs, name), verify, up, costs.get(name.split("+")[0]))
+                        for c, up in zip(chains, j.looked[g])] for g, chains in j.chains.items()}
+             for name, j in judged.items()}
     lengths = [tokens(c) for c in next(iter(judged.values())).chains[1]]
 
     def speed(name: str, gamma: int, rows: list[int]) -> float:
@@ -195,7 +241,8 @@ def summarise(judged: dict[str, Judged], answers: Answers, costs: dict[str, floa
 
     # a request is served with its drafter's best gamma on the mix, as a fixed setting would be
     setting = {name: max(spent[name], key=lambda g: speed(name, g, groups["mix"])) for name in judged}
-    best = [max(judged, key=lambda n: lengths[i] / spent[n][setting[n]][i]) for i in everyone]
+    alone = [name for name in judged if "+" not in name]        # who is best is asked of drafters, not of compositions
+    best = [max(alone, key=lambda n: lengths[i] / spent[n][setting[n]][i]) for i in everyone]
     rows_ = []
     for workload, members in groups.items():
         share = defaultdict(float)
@@ -205,18 +252,24 @@ def summarise(judged: dict[str, Judged], answers: Answers, costs: dict[str, floa
             gamma = max(spent[name], key=lambda g: speed(name, g, members))
             taus = {f"tau{g}": _tau(j.chains[g], members) for g in j.chains}
             rows_.append({"workload": workload, "drafter": name, "alpha": _mean([j.alpha[i] for i in members]),
-                          "agreement": _mean([j.agreement[i] for i in members]), **taus, "c": costs[name],
-                          "best_gamma": gamma, "speed_up": speed(name, gamma, members), "best_share": share[name]})
+                          "agreement": _mean([j.agreement[i] for i in members]), **taus, "c": _cost(costs, name), "best_gamma": gamma,
+                          "speed_up": speed(name, gamma, members), "best_share": share[name] if name in alone else None})
     mix = {row["drafter"]: row for row in rows_ if row["workload"] == "mix"}
     return Report("drafters", rows_, _bars(mix, judged, answers), [
         "tau = tokens per verification; best_share: requests for which the drafter has the highest predicted speed, "
         "each drafter at its best gamma on the mix (" + ", ".join(f"{n} {g}" for n, g in setting.items()) + ")"])
 
 
+def _cost(costs: dict[str, float], name: str) -> float:
+    """c of a drafter; of a composition that of what drafts where nothing is found."""
+    return costs[name.split("+")[-1]]
+
+
 def _bars(mix: dict[str, dict], judged: dict[str, Judged], answers: Answers) -> list[Bar]:
-    models = sorted((n for n in mix if n != "ngram"), key=lambda n: mix[n]["tau4"])
+    models = sorted((n for n in mix if not all(up for ups in judged[n].looked[4] for up in ups) and "+" not in n),
+                    key=lambda n: mix[n]["tau4"])
     repeating = [i for i, c in enumerate(answers.categories) if c in REPEATING]
-    shares = sorted((row["best_share"] for row in mix.values()), reverse=True)
+    shares = sorted((row["best_share"] for row in mix.values() if row["best_share"] is not None), reverse=True)
     tau = {n: mix[n]["tau4"] for n in models}
     return [Bar("tokens per verification at gamma 4, weakest model drafter", tau[models[0]], ">= 1.75"),
             Bar("tokens per verification at gamma 4, middle model drafter", tau[models[len(models) // 2]], ">= 2.1"),
@@ -242,7 +295,7 @@ def save_figure(report: Report, folder: str) -> None:
     from spin_core import figures
 
     workloads = list(dict.fromkeys(row["workload"] for row in report.rows))
-    drafters = list(dict.fromkeys(row["drafter"] for row in report.rows))
+    drafters = list(dict.fromkeys(row["drafter"] for row in report.rows if row["best_share"] is not None))
     share = {(row["workload"], row["drafter"]): row["best_share"] for row in report.rows}
     fig = Figure(figsize=(7, 3.2), layout="constrained")
     axes, below = fig.subplots(), [0.0] * len(workloads)
