@@ -17,6 +17,7 @@ Left out: the way of tokens between devices, sampling, stop strings, and reading
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -170,6 +171,7 @@ class _System:
         self.free: dict[str, float] = {}            # when each device can take on more
         self.known: dict[tuple[int, int], int] = {}     # (request, drafter) -> tokens it has read, once it was left
         self.clock = 0.0                            # when the last turn began
+        self.reading = False                        # somebody read a prompt in this round: it is no measure of others
         self.cost = AffineCost()
         self.served: dict[str, int] = {}
         self.log: list[tuple] = []
@@ -177,7 +179,7 @@ class _System:
 
     def run(self) -> Run:
         while self.next < len(self.recording) or any(len(g.requests) for g in self.groups):
-            began, served = max(g.ready for g in self.groups), 0
+            began, served, self.reading = max(g.ready for g in self.groups), 0, False
             for group in self.groups:
                 self._admit(group)
                 if len(group.requests):
@@ -220,6 +222,7 @@ class _System:
 
         new = done == 0
         prompt_rows = int(prompts[new].sum() - new.sum()) if new.any() else 0
+        self.reading |= prompt_rows > 0
         verified = self.costs.verify(context, drafted, prompt_rows, group.width if group.age % RENEW else 0)
         group.age, group.width = group.age + 1 if group.width else 1, verified.width
         begin = max(ready, self.free.get(VERIFY, 0.0))
@@ -299,9 +302,10 @@ class _System:
         """Ask the heuristic after a round of all groups; deal the requests out anew if it wants another count."""
         now = max(g.ready for g in self.groups)
         requests, done, drafter = (np.concatenate([getattr(g, f) for g in self.groups]) for f in ("requests", "done", "drafter"))
-        if not len(requests):
+        if self.reading or not len(requests):
             return
-        load = Load(len(requests), float(np.mean(self.recording.prompts[requests] + done)))
+        drafters = Counter(self.arms[d] for d in drafter.tolist())
+        load = Load(len(requests), float(np.mean(self.recording.prompts[requests] + done)), drafters)
         if self.heuristic.observe(load, served, now - began, now):
             self.groups = [_Group(i) for i in range(self.heuristic.count)]
             for i, group in enumerate(self.groups):

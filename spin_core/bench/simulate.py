@@ -1,0 +1,136 @@
+"""The simulator: how many request-steps it makes per second, and whether its clock is right on this machine.
+
+Speed is measured over the paper's setting. For the clock the engine serves the test split with every drafter, gamma
+and batch of a grid, and the simulator serves the same, told only
+
+* what passes of each model take by rows, measured apart from the engine, and
+* what a step takes beside its passes, measured on *plain decoding* at the same batch,
+* which drafts were accepted, read off the engine's own trace: this is a test of the clock, not of acceptance.
+
+Both serve the prompts, whose reading is simulated too. The ratio of the two goodputs is what is reported.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import numpy as np
+
+from spin_core.bench import Bar, Report
+from spin_core.bench.drafters import is_lookup
+from spin_core.bench.record import measure
+from spin_core.engine import Engine
+from spin_core.request import SamplingParams
+from spin_core.select import make
+from spin_core.select.base import NONE
+from spin_core.select.recording import MAX_GAMMA, Passes, Recording
+from spin_core.simulate import paper
+from spin_core.simulate.costs import Tables
+from spin_core.simulate.profiles import DRAFTERS
+from spin_core.simulate.simulator import simulate
+
+DESCRIPTION = "speed of the simulator, and simulated against measured goodput on this machine"
+FASTEST = 200_000       # request-steps per second, fixed policies
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("--requests", type=int, default=400, help="requests of the speed runs (default 400)")
+    parser.add_argument("--repeats", type=int, default=5, help="repeats of every timing, the fastest counts (default 5)")
+    parser.add_argument("--validate", action="store_true", help="also serve real prompts and compare (minutes)")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 8], help="of the validation (default 1 4 8)")
+    parser.add_argument("--gamma", type=int, nargs="+", default=[2, 4], help="of the validation (default 2 4)")
+    parser.add_argument("--limit", type=int, default=4, help="prompts of each workload's test split (default 4)")
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+
+
+def run(args) -> Report:
+    rows = speed(args.requests, args.repeats)
+    fixed = min(r["request_steps_per_s"] for r in rows if r["policy"] != "spin" and r["batch"] >= 32)
+    report = Report("simulate", rows, [Bar("request-steps per second, fixed policies, batch 32 and 64, the slowest",
+                                           fixed, f">= {FASTEST}")],
+                    ["one core; LLaMA-7B on a V100; made-up recordings of Alpaca"])
+    if args.validate:
+        from spin_core import zoo
+        from spin_core.workloads import NAMES, load_workload
+
+        prompts = [p.messages for name in NAMES if name != "mix"
+                   for p in load_workload(name, split="test", limit=args.limit)]
+        grid = validate(zoo.load("smollm2"), prompts, args.batch, args.gamma, args.max_new_tokens, args.repeats)
+        errors = [abs(r["simulated"] / r["measured"] - 1) for r in grid]
+        report.rows += grid
+        report.bars += [Bar("simulated / measured goodput, largest error of the grid", max(errors), "<= 0.15"),
+                        Bar("the same, mean error", statistics.mean(errors), "<= 0.08")]
+        report.notes.append(f"validation: {len(prompts)} prompts, greedy, at most {args.max_new_tokens} tokens")
+    return report
+
+
+def speed(requests: int, repeats: int) -> list[dict]:
+    """Request-steps per second for fixed policies and for SPIN's selection."""
+    rows, texts = [], paper.texts("Alpaca", requests)
+    for policy in ("68M", "spin"):
+        for strategy in ("padded", "decomposed"):
+            for batch in (8, 32, 64):
+                costs, seconds = paper.system("LLaMA-7B", strategy), []
+                for _ in range(repeats):
+                    chooser = policy if policy in DRAFTERS else make(policy, list(DRAFTERS))
+                    start = time.perf_counter()
+                    done = simulate(texts, costs, chooser, batch=batch)
+                    seconds.append(time.perf_counter() - start)
+                rows.append({"policy": policy, "strategy": strategy, "batch": batch, "request_steps": done.request_steps,
+                             "request_steps_per_s": done.request_steps / min(seconds)})
+    return rows
+
+
+def validate(family, prompts, batches, gammas, max_new_tokens: int, repeats: int) -> list[dict]:
+    """Simulated and measured tokens per second over batch x drafter x gamma."""
+    models = [name for name in family.drafters if not is_lookup(family, name)]
+    passes = measure(family, models, {}, repeats)
+    rows, params = [], SamplingParams(max_new_tokens=max_new_tokens)
+    for batch in batches:
+        plain = serve(family, prompts, params, batch, NONE, 0)
+        overhead = statistics.median(e.step_seconds - e.target_seconds for e in steps(plain))
+        for drafter in models:
+            for gamma in gammas:
+                engine = serve(family, prompts, params, batch, drafter, gamma)
+                simulated = simulate(recording(engine, drafter, passes), Tables(passes, overhead), drafter, batch=batch,
+                                     gamma=gamma)
+                rows.append({"batch": batch, "drafter": drafter, "gamma": gamma, "measured": engine.trace.metrics()["goodput"],
+                             "simulated": simulated.goodput, "ratio": simulated.goodput / engine.trace.metrics()["goodput"]})
+    return rows
+
+
+def serve(family, prompts, params, batch: int, drafter: str, gamma: int) -> Engine:
+    """An engine that has served the prompts once to warm up, and once for its trace."""
+    for _ in range(2):
+        engine = Engine(family, drafter, gamma, max_batch=batch)
+        engine.generate(prompts, params)
+    return engine
+
+
+def steps(engine: Engine) -> list:
+    return [e for e in engine.trace.events if e.kind == "step" and e.emitted]
+
+
+def recording(engine: Engine, drafter: str, passes: dict[str, Passes]) -> Recording:
+    """The engine's trace as a recording of its one drafter: what was accepted where a step began, nothing elsewhere."""
+    texts: dict[int, list] = {}
+    for event in steps(engine):
+        texts.setdefault(event.request, []).append(event)
+    accepted, proposed, prompts, lengths = [], [], [], []
+    for events in texts.values():
+        length = sum(len(e.emitted) for e in events)
+        row, most, at = np.zeros(length, np.uint8), np.zeros(length, np.uint8), 0
+        for event in events:
+            row[at], most[at] = event.accepted, min(len(event.drafted), MAX_GAMMA)
+            at += len(event.emitted)
+        # a stop token that was drafted and accepted ends the text without a token of the target's own
+        row[at - len(events[-1].emitted)] = len(events[-1].emitted) - 1
+        accepted.append(row)
+        proposed.append(np.maximum(most, row))
+        prompts.append(events[0].context)
+        lengths.append(length)
+    return Recording((drafter,), np.concatenate(accepted)[None], np.concatenate(proposed)[None],
+                     np.append(0, np.cumsum(lengths)), np.array(prompts), ("trace",) * len(texts),
+                     tuple(map(str, texts)), {name: passes[name] for name in (drafter, "target")},
+                     about={"kind": "measured", "source": "the engine's trace"})

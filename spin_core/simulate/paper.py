@@ -1,0 +1,113 @@
+"""SPIN's evaluation on the paper's hardware, modelled: the setting, and the runs behind the figures.
+
+Known: V100s, each drafter on one of its own, LLaMA-7B on one, 13B on two, 30B on four; batch 8; the data sets. Not
+known, and chosen here: cards of 32 GB, 16-bit weights, four drafted tokens, and that "vanilla", one fixed drafter over
+padded batches that are gathered anew at every step, uses the 68M model. Which drafter that is moves every ratio, so
+the best fixed drafter in hindsight always stands beside it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from spin_core.select import make
+from spin_core.select.base import NONE
+from spin_core.select.recording import Recording
+from spin_core.simulate import acceptance
+from spin_core.simulate.costs import Roofline
+from spin_core.simulate.profiles import DRAFTERS, HARDWARE, TARGETS, TENSOR_PARALLEL
+from spin_core.simulate.simulator import Run, simulate
+
+CARD, BATCH, GAMMA, VANILLA = "V100-32GB", 8, 4, "68M"
+RUNGS = {"vanilla": (None, "padded", 1), "+ selection": ("spin", "padded", 1), "+ decomposition": ("spin", "decomposed", 1),
+         "+ pipeline": ("spin", "decomposed", "auto")}
+"""Rung -> policy (None: one drafter for all), verification, micro-batches."""
+
+# Published (SPIN, arXiv 2503.15921): speed-up over vanilla speculation. Numbers of figures above 7 are inferred.
+OVERALL = {"overall": 2.28, "Alpaca, LLaMA-7B": 2.34}
+ABLATION = {"+ selection": 1.45, "+ decomposition": 1.81, "+ pipeline": 1.99}       # CP, LLaMA-7B
+LATENCY = {"padded": 0.52921, "decomposed": 0.33546}                                # seconds, Alpaca, batch 16
+MICRO_BATCHES = {"gain at 4": 1.29, "best": {"Alpaca": 5, "CP": 3}, "worse": 9}
+
+
+@functools.cache
+def system(target: str, strategy: str = "decomposed", card: str = CARD, gathered: bool = True,
+           dtype: str = "fp16") -> Roofline:
+    """Costs of ``target`` where the paper puts it, drafters on cards of their own."""
+    return Roofline(TARGETS[target], DRAFTERS, HARDWARE[card], devices=TENSOR_PARALLEL[target], strategy=strategy,
+                    gathered=gathered, dtype=dtype)
+
+
+@functools.lru_cache(16)
+def texts(data_set: str, requests: int, seed: int = 0) -> Recording:
+    """A made-up recording of ``data_set``, with the costs of LLaMA-7B on one card."""
+    return acceptance.recording(data_set, requests, system("LLaMA-7B").passes(), seed)
+
+
+def serve(data_set: str, target: str, policy: str, *, strategy: str = "decomposed", micro_batches: int | str = 1,
+          requests: int = 200, batch: int = BATCH, card: str = CARD, dtype: str = "fp16",
+          seed: int = 0) -> Run:
+    """One system over one data set, all requests at once. ``policy``: a drafter, "none", or a selection policy."""
+    chooses = policy not in DRAFTERS and policy != NONE
+    return simulate(texts(data_set, requests, seed), system(target, strategy, card, dtype=dtype),
+                    make(policy, list(DRAFTERS), gamma=GAMMA, seed=seed) if chooses else policy, batch=batch, gamma=GAMMA,
+                    micro_batches=micro_batches)
+
+
+def rung(name: str, data_set: str, target: str, vanilla: str = VANILLA, **more) -> Run:
+    """One rung of the ablation ladder. Raises KeyError for a rung that is not in ``RUNGS``."""
+    policy, strategy, groups = RUNGS[name]
+    return serve(data_set, target, policy or vanilla, strategy=strategy, micro_batches=groups, **more)
+
+
+def ladder(data_set: str, target: str = "LLaMA-7B", **more) -> dict[str, float]:
+    """Goodput in tokens/s, from one fixed drafter over padded batches to all of SPIN."""
+    return {name: rung(name, data_set, target, **more).goodput for name in RUNGS}
+
+
+def fixed(data_set: str, target: str = "LLaMA-7B", strategy: str = "padded", **more) -> dict[str, float]:
+    """Goodput of every drafter alone, and of plain decoding."""
+    return {arm: serve(data_set, target, arm, strategy=strategy, **more).goodput for arm in (*DRAFTERS, NONE)}
+
+
+def micro_batch_gains(data_set: str, counts: Sequence[int], *, policy: str = "spin", **more) -> dict[int, float]:
+    """Goodput with so many micro-batches over that with one."""
+    goodput = {m: serve(data_set, "LLaMA-7B", policy, micro_batches=m, **more).goodput for m in (1, *counts)}
+    return {m: goodput[m] / goodput[1] for m in counts}
+
+
+def stages(data_set: str, drafter: str, batch: int = BATCH, requests: int = 200) -> dict[str, float]:
+    """A step's parts with one micro-batch: seconds of "draft" and "verify", and the share of each that stays, however
+    few requests there are: what a batch of one takes over what the whole takes."""
+    whole, one = ({stage: float(np.median(seconds)) for stage, seconds in (
+        ("draft", run.steps["draft"]), ("verify", run.steps["end"] - run.steps["begin"]))} for run in (
+            serve(data_set, "LLaMA-7B", drafter, batch=n, requests=requests) for n in (batch, 1)))
+    return whole | {f"{stage} fixed": min(1.0, one[stage] / whole[stage]) for stage in whole}
+
+
+def verification_latency(data_set: str, batches: Sequence[int], target: str = "LLaMA-7B", card: str = CARD,
+                         steps: int = 40, seed: int = 0) -> dict[str, list[float]]:
+    """Mean seconds of a verification by batch size: requests of the data set at random moments of their answers."""
+    rec, rng = texts(data_set, 200, seed), np.random.default_rng(seed)
+    ways = {"padded, gathered": system(target, "padded", card), "padded, in place": system(target, "padded", card, False),
+            "decomposed": system(target, "decomposed", card)}
+    out: dict[str, list[float]] = {name: [] for name in ways}
+    for batch in batches:
+        rows = rng.integers(0, len(rec), (steps, batch))
+        context = rec.prompts[rows] + (rng.random((steps, batch)) * rec.lengths[rows]).astype(int)
+        for name, way in ways.items():
+            out[name].append(float(np.mean([way.verify(row, np.full(batch, GAMMA)).seconds for row in context])))
+    return out
+
+
+def verification_memory(data_set: str, batches: Sequence[int], target: str = "LLaMA-7B", card: str = CARD,
+                        seed: int = 0) -> dict[str, list[float]]:
+    """Bytes for weights and a batch whose requests have all reached their end, by batch size; "card": what there is."""
+    rec = texts(data_set, 200, seed)
+    final = (rec.prompts + rec.lengths + GAMMA).tolist()
+    held = {strategy: [system(target, strategy, card).memory(final[:batch]) for batch in batches]
+            for strategy in ("padded", "decomposed")}
+    return held | {"card": [system(target, "padded", card).devices * HARDWARE[card].memory] * len(batches)}

@@ -1,0 +1,53 @@
+"""The benchmark of the simulator with small settings: its recording of a trace is the trace, its clock ticks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from spin_core.bench import simulate as bench
+from spin_core.request import SamplingParams
+from spin_core.select.recording import Passes
+from spin_core.simulate.costs import Tables
+from spin_core.simulate.simulator import simulate
+from tests import tiny
+
+PROMPTS = ["abcabcabc", "hello", "xyxyxyxy", "q", "lmno"]
+PASSES = {name: Passes((1, 64), (1.0, 1.5)) for name in ("near", "subset", "target")}
+
+
+@pytest.fixture(scope="module")
+def family():
+    return tiny.family(torch.float32)
+
+
+@pytest.mark.parametrize("batch, gamma", [(3, 2), (4, 4)])
+@pytest.mark.parametrize("drafter", ["near", "subset"])
+def test_the_simulator_takes_the_engine_s_steps(family, drafter, batch, gamma):
+    """Same texts, same steps, same order: only the seconds are the model's."""
+    engine = bench.serve(family, PROMPTS, SamplingParams(max_new_tokens=24), batch, drafter, gamma)
+    rec = bench.recording(engine, drafter, PASSES)
+    run = simulate(rec, Tables(PASSES), drafter, batch=batch, gamma=gamma, events=True)
+    done = bench.steps(engine)
+    assert run.tokens == sum(len(e.emitted) for e in done)
+    assert run.request_steps == len(done)
+    first = min(e.request for e in done)
+    theirs = sorted((e.step, e.request - first, len(e.emitted)) for e in done)
+    began = theirs[0][0]
+    assert [(s - began, r, n) for s, r, n in theirs] == sorted((s, r, a + 1) for s, r, _, _, a in run.events)
+
+
+def test_speed_is_measured():
+    rows = bench.speed(6, 1)
+    assert {(r["policy"], r["batch"]) for r in rows} == {(p, b) for p in ("68M", "spin") for b in (8, 32, 64)}
+    # an order of magnitude: a tenth of the bar even on a busy machine
+    assert max(r["request_steps_per_s"] for r in rows) > bench.FASTEST / 50
+
+
+def test_the_grid_has_a_row_for_every_setting(family, monkeypatch):
+    monkeypatch.setattr(bench, "measure", lambda family, models, lookups, repeats: {
+        name: Passes((1, 64), (1e-3, 2e-3)) for name in (*models, "target")})
+    rows = bench.validate(family, PROMPTS[:2], [2], [2], 6, 1)
+    assert len(rows) == len(family.drafters)
+    assert all(r["ratio"] == pytest.approx(r["simulated"] / r["measured"]) and np.isfinite(r["ratio"]) for r in rows)
