@@ -14,7 +14,7 @@ from spin_core.distill.drafters import RECIPES, Recipe, draft_vocabulary, fit_fu
 from spin_core.distill.generate import generate
 from spin_core.distill.states import States, fast_bf16, read
 from spin_core.distill.table import TABLES, TableRecipe, training_part, write_table
-from spin_core.distill.train import Data, Settings, train, write_log
+from spin_core.distill.train import CHECKPOINT, Data, Settings, train, write_log
 
 MAX_HELD_OUT = 96
 
@@ -85,7 +85,8 @@ def distill(family, recipes: dict[str, Recipe | TableRecipe], out: Path, *, budg
             ids = first.pop("draft_ids").long()
         else:
             ids = draft_vocabulary(train_set, recipe.vocab, family.vocab_size, family.stop_ids)
-            first = {"fuse.weight": fit_fuse(family.target, recipe, train_set, train_states)} if recipe.fed else {}
+            fresh = recipe.fed and not (out / name / CHECKPOINT).exists()       # a resumed run has its weights
+            first = {"fuse.weight": fit_fuse(family.target, recipe, train_set, train_states)} if fresh else {}
         tell(f"{name}: {recipe.layers} layers, {len(ids)} draft ids, {train_set.answer_tokens:,} answer tokens")
         model, log = train(family.target, recipe, ids, data, held, out / name, setting, first, tell)
         facts_here = {**facts, "recipe": asdict(recipe), "batch": setting.batch, "steps": log[-1]["step"],

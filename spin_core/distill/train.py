@@ -26,6 +26,7 @@ from spin_core.distill.unroll import NAME, unroll
 DEPTH_WEIGHT = 0.8
 WARM_UP = 0.04
 TIMING_STEPS = 12
+CHECKPOINT = "checkpoint.pt"
 
 
 @dataclass
@@ -107,7 +108,7 @@ def train(target: PreTrainedModel, recipe: Recipe, ids: Tensor, data: Data, held
         parameters[name].data.copy_(tensor)
     optimizer = torch.optim.AdamW(parameters.values(), lr=recipe.rate, betas=(.9, .95), weight_decay=.01,
                                   fused=device.type == "cuda")
-    path = folder / "checkpoint.pt"
+    path = folder / CHECKPOINT
     step, steps, log, spent, trained = 0, settings.steps, [], 0.0, 0
     if path.exists():
         state = torch.load(path, map_location=device, weights_only=True)
