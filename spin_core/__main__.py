@@ -53,6 +53,7 @@ def _generate_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--workload", metavar="NAME|FILE", help="a named workload or a JSONL file of prompts")
     parser.add_argument("--limit", type=int, help="at most this many prompts of the workload")
     parser.add_argument("--drafter", help="who drafts, or none; an unknown name lists the known ones")
+    parser.add_argument("--selector", metavar="POLICY", help="choose drafters anew in every step, by this policy")
     parser.add_argument("--gamma", type=int, default=4, help="drafted tokens per step (default 4)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
     parser.add_argument("--top-k", type=int, default=0)
@@ -89,7 +90,9 @@ def _generate(args) -> int:
         raise ValueError("torchrun is for a --target: the embedded one fits any device, and its drafters need it whole")
     family = zoo.load(target=args.target, drafters=args.draft_model or [], device=args.device, parts=processes()) \
         if args.target else zoo.load("smollm2", device=args.device)
-    engine = Engine(family, args.drafter, args.gamma, max_batch=args.batch)
+    if args.selector and args.drafter:
+        raise ValueError("--selector chooses drafters, --drafter names one: give one of them")
+    engine = Engine(family, args.drafter, args.gamma, max_batch=args.batch, selector=args.selector)
     requests = engine.generate(prompts, params)
     if not speaks():
         return 0
@@ -99,7 +102,8 @@ def _generate(args) -> int:
         print(_marked(engine, request) if request.error is None else f"error: {request.error}")
     metrics = engine.trace.metrics()
     print(f"\n{metrics['emitted']} tokens, {metrics['goodput']:.1f} tokens/s, "
-          f"{metrics['tokens_per_verification'] or 0:.2f} tokens per verification; drafter {engine.drafter}: "
+          f"{metrics['tokens_per_verification'] or 0:.2f} tokens per verification; "
+          f"{f'selector {args.selector}' if args.selector else f'drafter {engine.drafter}'}: "
           f"{metrics['accepted']} of {metrics['drafted']} drafted tokens accepted"
           + (f" ({metrics['acceptance_rate']:.0%})" if metrics["drafted"] else ""))
     if args.json:

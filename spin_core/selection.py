@@ -28,7 +28,8 @@ class Selection:
 
     ``capacities``: how many requests a drafter may serve in one step; pinned requests take their places first. With
     ``beside`` a drafter gets to know a text in another thread, while the request goes on with its old drafter
-    (SPIN's fast switching); else the engine waits for it. ``seconds`` is what the selector took since it was last set to 0.
+    (SPIN's fast switching); else the engine waits for it. ``seconds`` is what the selector took since it was last
+    set to 0.
     """
 
     def __init__(self, engine: "Engine", selector: Selector, capacities: Mapping[str, int] | None,
@@ -37,8 +38,8 @@ class Selection:
         self.capacities = dict(capacities or {})
         for name, capacity in self.capacities.items():
             if name not in selector.arms or not isinstance(capacity, Integral) or capacity < 0:
-                raise ValueError(f"capacities: {name!r} cannot have {capacity!r} places: give a whole number for one of "
-                                 f"{', '.join(selector.arms)}")
+                raise ValueError(f"capacities: {name!r} cannot have {capacity!r} places: give a whole number for one "
+                                 f"of {', '.join(selector.arms)}")
         self.catch_ups = CatchUps(Worker(engine.target.device) if beside else Inline())
         self.served: set[int] = set()               # requests that the selector has been told of
         self.moves: dict[int, Choice] = {}          # where a request goes once that drafter has read its text
@@ -157,15 +158,16 @@ class Selection:
                                       context=request.length, catch_up_tokens=found.tokens,
                                       catch_up_seconds=share * job.seconds)
                 if found.hits:
-                    scores.append(Scored(request.id, job.name, [math.nan if hit is None else float(hit) for hit in found.hits],
-                                         share * job.seconds))
+                    hits = [math.nan if hit is None else float(hit) for hit in found.hits]
+                    scores.append(Scored(request.id, job.name, hits, share * job.seconds))
             if scores:
                 self._ask("scored", lambda: self.selector.scored(scores))
 
     # ---- after a step
 
     def observe(self, steps: list[tuple[Request, Event, bool]], rows: int) -> None:
-        """Tell how a step went: per decoding request its event and whether it failed. ``rows``: of the target's pass."""
+        """Tell how a step went: per decoding request its event, and whether it failed. ``rows``: of the target's
+        pass."""
         events = [event for _, event, _ in steps]
         if events:
             self.cost.learn(rows, events[0].target_seconds)

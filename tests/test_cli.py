@@ -29,6 +29,14 @@ def test_generate_marks_what_was_drafted_and_accepted(family, capsys):
     assert "tokens per verification" in summary and "100%" in summary
 
 
+def test_generate_with_a_selector(family, capsys):
+    assert main(["generate", "--prompt", "abc", "--selector", "spin", "--max-new-tokens", "8"]) == 0
+    selected, summary = capsys.readouterr().out.split("\n\n")
+    assert main(["generate", "--prompt", "abc", "--drafter", "none", "--max-new-tokens", "8"]) == 0
+    assert selected.replace("[", "").replace("]", "") == capsys.readouterr().out.split("\n\n")[0]
+    assert "selector spin:" in summary
+
+
 def test_generate_writes_texts_events_and_metrics(family, tmp_path, capsys):
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.json"
     prompts.write_text("".join(json.dumps({"prompt": f"number {i}"}) + "\n" for i in range(5)))
@@ -43,6 +51,8 @@ def test_generate_writes_texts_events_and_metrics(family, tmp_path, capsys):
 
 @pytest.mark.parametrize("arguments, message", [
     (["--prompt", "abc", "--drafter", "nobody"], "known: near, subset"),
+    (["--prompt", "abc", "--selector", "best"], "unknown selection policy 'best'; known: spin"),
+    (["--prompt", "abc", "--selector", "spin", "--drafter", "near"], "--selector chooses drafters"),
     (["--prompt", "abc", "--temperature", "-1"], "temperature"),
     (["--prompt", "abc", "--gamma", "-1"], "gamma"),
     (["--workload", "no-such-set"], "no-such-set"),

@@ -147,12 +147,16 @@ def _lookup_views(family, drafter: Drafter, answers: Answers) -> list[_View]:
         start = int(answers.shard.starts[i]) + len(prompt) - 1
         guesses = proposals(prompt, text, MAX_GAMMA, drafter)
         drafter.rollback(0, 0)
-        accepted = [next((k for k, (g, t) in enumerate(zip(guess, text[at:])) if g != t), min(len(guess), len(text) - at))
-                    for at, guess in enumerate(guesses)]
+        accepted = [_agree(guess, text[at:]) for at, guess in enumerate(guesses)]
         p = [float((answers.states.hidden[start + t].float() @ head[guess[0]] - answers.states.log_z[start + t]).exp())
              if guess else 0.0 for t, guess in enumerate(guesses)]
         out.append(_View(list(map(len, guesses)), accepted, [True] * len(text), p, [a > 0 for a in accepted]))
     return out
+
+
+def _agree(guess: list[int], text: list[int]) -> int:
+    """How many tokens of a guess are those of the text."""
+    return next((k for k, (g, t) in enumerate(zip(guess, text)) if g != t), min(len(guess), len(text)))
 
 
 def _steps(view: _View, gamma: int) -> list[tuple[int, int, bool]]:
@@ -252,8 +256,9 @@ def summarise(judged: dict[str, Judged], answers: Answers, costs: dict[str, floa
             gamma = max(spent[name], key=lambda g: speed(name, g, members))
             taus = {f"tau{g}": _tau(j.chains[g], members) for g in j.chains}
             rows_.append({"workload": workload, "drafter": name, "alpha": _mean([j.alpha[i] for i in members]),
-                          "agreement": _mean([j.agreement[i] for i in members]), **taus, "c": _cost(costs, name), "best_gamma": gamma,
-                          "speed_up": speed(name, gamma, members), "best_share": share[name] if name in alone else None})
+                          "agreement": _mean([j.agreement[i] for i in members]), **taus, "c": _cost(costs, name),
+                          "best_gamma": gamma, "speed_up": speed(name, gamma, members),
+                          "best_share": share[name] if name in alone else None})
     mix = {row["drafter"]: row for row in rows_ if row["workload"] == "mix"}
     return Report("drafters", rows_, _bars(mix, judged, answers), [
         "tau = tokens per verification; best_share: requests for which the drafter has the highest predicted speed, "

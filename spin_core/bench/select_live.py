@@ -1,8 +1,8 @@
 """Selection live: policies against every fixed drafter, served by the engine on this machine, interleaved repeats.
 
-All contenders answer the same prompts greedily. Rates are emitted tokens per second; ratios are taken within a round and
-their medians shown, so that slow minutes of the machine hit everybody. The best fixed drafter is the best of all drafters
-and draft lengths in hindsight. Policies serve as a service would: what they learn in one round they keep for the next.
+All contenders answer the same prompts greedily. Rates are emitted tokens per second; ratios are taken within a round
+and their medians shown, so that slow minutes of the machine hit everybody. The best fixed drafter is the best of all
+drafters and draft lengths in hindsight. Policies serve as a service would: what they learn in one round they keep.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def add_arguments(parser) -> None:
     parser.add_argument("--batch", type=int, default=8, help="requests served at once (default 8)")
     parser.add_argument("--prompts", type=int, default=24, help="prompts of the workload's test split (default 24)")
     parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--gammas", type=int, nargs="+", default=[2, 4], help="draft lengths of fixed drafters (default 2 4)")
+    parser.add_argument("--gammas", type=int, nargs="+", default=[2, 4],
+                        help="draft lengths of fixed drafters (default 2 4)")
     parser.add_argument("--arms", nargs="+", help="the pool (default: all drafters, ngram, and ngram with the first)")
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), help="(default spin spin-full)")
     parser.add_argument("--repeats", type=int, default=3, help="rounds after the warm-up (default 3)")
@@ -87,8 +88,8 @@ def pool(family) -> list[str]:
     return [*family.drafters, "ngram", *(f"ngram+{name}" for name in list(family.drafters)[:1])]
 
 
-def race(family, prompts: list[list[int]], arms: list[str], policies: list[str], gammas: list[int], batch: int, repeats: int,
-         max_new_tokens: int) -> Report:
+def race(family, prompts: list[list[int]], arms: list[str], policies: list[str], gammas: list[int], batch: int,
+         repeats: int, max_new_tokens: int) -> Report:
     """Warm-up and rounds: every contender serves ``prompts`` in each."""
     params = SamplingParams(max_new_tokens=max_new_tokens)
     size = {"max_batch": batch, "max_len": max(map(len, prompts)) + max_new_tokens}
@@ -122,7 +123,8 @@ def summarise(everyone: list[Contender], lengths: dict[str, int]) -> Report:
         whole, steps = sum(c.seconds.values()), sum(c.drafters.values())
         rows.append({
             "contender": c.name if c.fixed else f"policy {c.name}", "gamma": c.gamma,
-            "tokens_per_s": statistics.median(c.rates), "vs_best_fixed": ratio(c, best), "vs_plain": ratio(c, everyone[0]),
+            "tokens_per_s": statistics.median(c.rates), "vs_best_fixed": ratio(c, best),
+            "vs_plain": ratio(c, everyone[0]),
             "tokens_per_verification": c.counts["emitted"] / steps,
             "acceptance": c.counts["accepted"] / c.counts["drafted"] if c.counts["drafted"] else None,
             "draft_share": c.seconds["draft"] / whole, "select_share": None if c.fixed else c.seconds["select"] / whole,
@@ -131,10 +133,10 @@ def summarise(everyone: list[Contender], lengths: dict[str, int]) -> Report:
             "drafters": None if c.fixed else ", ".join(f"{n} {k / steps:.0%}" for n, k in c.drafters.most_common(4))})
     bars = [Bar(f"policy {c.name} over the best fixed drafter ({_label(best)})", ratio(c, best), ">= 1.0")
             for c in everyone if not c.fixed and c.name == "spin-full"]
-    bars += [Bar(f"policy {c.name}: selection and matching, share of a step", c.seconds["select"] / sum(c.seconds.values()),
-                 "<= 0.01") for c in everyone if not c.fixed]
+    bars += [Bar(f"policy {c.name}: selection and matching, share of a step",
+                 c.seconds["select"] / sum(c.seconds.values()), "<= 0.01") for c in everyone if not c.fixed]
     return Report("select-live", rows, bars, [
-        "the best fixed drafter is chosen by the rounds that report it, policies keep what they learn from round to round",
+        "the best fixed drafter is chosen by the rounds that report it; policies keep what they learn between rounds",
         "draft lengths of policies that do not choose them: " + ", ".join(f"{a} {g}" for a, g in lengths.items()),
         "catch_up_share: seconds of reading ahead, beside the steps (waiting: within them), over all steps' seconds",
         "same_text: in fp32 products of other shapes round differently, and a near tie may fall the other way"])

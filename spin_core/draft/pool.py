@@ -24,7 +24,8 @@ def is_fed(source) -> bool:
 
 
 def build(name: str, family, slots: int, max_len: int, target: ModelRunner) -> Drafter:
-    """The drafter of that name for an engine of ``slots`` requests of ``max_len`` tokens. ValueError if it is unknown."""
+    """The drafter of that name for an engine of ``slots`` requests of ``max_len`` tokens. Raises ValueError if it is
+    unknown."""
     if name == "none":
         return NullDrafter()
     if name == "ngram":
