@@ -1,0 +1,92 @@
+"""Ways to test drafted tokens, and what each does to the law of the text: by exact enumeration, not by sampling."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import permutations, product, zip_longest
+
+import torch
+from torch import Tensor
+
+from spin_core.verify.tree import trials
+
+Children = list[tuple[tuple[int, ...], float]]      # every possible list of children, with its probability
+COUNT = 3                                           # of children
+
+# Six tokens: the target's law, and the drafter's.
+P = torch.tensor([0.38, 0.26, 0.15, 0.11, 0.07, 0.03], dtype=torch.float64)
+Q = torch.tensor([0.22, 0.10, 0.33, 0.05, 0.18, 0.12], dtype=torch.float64)
+
+
+def independent(q: Tensor) -> Children:
+    return [(x, float(q[list(x)].prod())) for x in product(range(len(q)), repeat=COUNT)]
+
+
+def deduplicated(q: Tensor) -> Children:
+    return [(tuple(dict.fromkeys(x)), chance) for x, chance in independent(q)]
+
+
+def without_replacement(q: Tensor) -> Children:
+    drawn = []
+    for x in permutations(range(len(q)), COUNT):
+        chance, left = 1.0, q.clone()
+        for token in x:
+            chance *= float(left[token] / left.sum()) if left.sum() > 0 else 0.0
+            left[token] = 0
+        drawn.append((x, chance))
+    return drawn
+
+
+def top_k(q: Tensor) -> Children:
+    return [(tuple(q.topk(COUNT).indices.tolist()), 1.0)]
+
+
+def voted(q: Tensor) -> Children:
+    """Several drafters draw a token each, and the one most often drawn is proposed, the first of equals."""
+    return [((Counter(x).most_common(1)[0][0],), chance) for x, chance in independent(q)]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How children are drawn, and the q they are tested with: the ``way`` of a Tree, or one-hot at the child."""
+
+    draw: Callable[[Tensor], Children]
+    way: str
+    one_hot: bool = False
+
+
+LOSSLESS = {
+    "independent, duplicates kept": Rule(independent, "independent"),
+    "independent, tested as one-hot": Rule(independent, "independent", True),
+    "without replacement, Sequoia's rule": Rule(without_replacement, "without_replacement"),
+    "without replacement, tested as one-hot": Rule(without_replacement, "without_replacement", True),
+    "top-k, tested as one-hot": Rule(top_k, "top_k", True),
+    "vote of three, tested as one-hot": Rule(voted, "top_k", True),
+}
+# The mistakes: declared as independent, each child is tested with q as it stands.
+BIASED = {
+    "independent, duplicates merged": Rule(deduplicated, "independent"),
+    "without replacement, raw q": Rule(without_replacement, "independent"),
+    "vote of three, raw q": Rule(voted, "independent"),
+    "top-k, raw q": Rule(top_k, "independent"),
+}
+
+
+def measure(rule: Rule, p: Tensor = P, q: Tensor = Q) -> tuple[float, float]:
+    """Exactly: total variation between the law of the emitted token and ``p [V]``, and the rate of acceptance."""
+    law, rate = torch.zeros_like(p), 0.0
+    for children, reached in rule.draw(q):
+        if reached == 0:
+            continue
+        laws = [torch.eye(len(p), dtype=p.dtype)[token] if rule.one_hot else q for token in children]
+        for token, (left, tested) in zip_longest(children, trials(p, rule.way, list(children), laws)):
+            if token is None:
+                law += reached * left
+            else:
+                accepted = reached * min(1.0, float(left[token] / tested[token]))
+                law[token] += accepted
+                rate += accepted
+                reached -= accepted
+    return float((law - p).abs().sum() / 2), rate

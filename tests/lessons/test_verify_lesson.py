@@ -1,0 +1,72 @@
+"""The lesson on the verify kernel: its numbers come from where they should, its pictures show them."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import matplotlib
+import pytest
+import torch
+
+from spin_core import plots
+from spin_core.lessons import verify_times
+from spin_core.plots import verify_kernel
+
+
+def words(figure) -> list[str]:
+    return [t.get_text() for t in figure.findobj(matplotlib.text.Text)]
+
+
+def test_timings_of_every_way_and_case():
+    ways = verify_times.on_cpu([(300, 1), (300, 2)], repeats=1)
+    assert list(ways) == ["torch reference", "textbook loop", "loop with our draws"]
+    assert all(len(v) == 2 and min(v) > 0 for v in ways.values())
+
+
+def test_series_of_a_stored_gpu_run(tmp_path):
+    rows = [{"section": "verify", "vocab": v, "batch": 8, "dtype": "bfloat16", "drafts": "all accepted",
+             "kernel_us": 2.0 * floor, "floor_us": floor, "dense_eager_us": 9 * floor} for v, floor in ((99, 5.0), (11, 3.0))]
+    del rows[1]["dense_eager_us"]
+    rows += [rows[0] | {"dtype": "float32"}, rows[0] | {"section": "other"}, rows[0] | {"drafts": "sampled"}]
+    (tmp_path / "card").mkdir()
+    (tmp_path / "card" / "gpu.json").write_text(json.dumps({"name": "gpu", "rows": rows, "gpu": "G", "bars": []}))
+    kernel, dense = verify_times.on_gpus(tmp_path)
+    assert kernel == {"label": "kernel, card", "x": ["11 × 8", "99 × 8"], "y": [2.0, 2.0], "provenance": {"gpu": "G"}}
+    assert dense["label"] == "dense, eager, card" and dense["y"] == [None, 9.0]
+    assert verify_times.on_gpus(tmp_path / "card") == []
+
+
+def test_loads_are_counted():
+    triton = pytest.importorskip("triton")
+    if not triton.knobs.runtime.interpret:
+        pytest.skip("the kernel is compiled in this process")
+    from spin_core.lessons import kernel_ladder
+    from spin_core.lessons.kernel_reads import rows_read
+
+    logits = torch.randn(3, 200)
+    assert rows_read(lambda: kernel_ladder.logsumexp(logits[1:]), logits, torch.zeros(2, 5)) == [[0, 1, 1], [0, 0]]
+
+
+CPU = {"torch reference": [0.5, 2.0], "loop": [1.0, 900.0]}
+FIGURES = {
+    "reads": (lambda: verify_kernel.reads([(2, 1), (0, 0)], [[1, 2.03, 0], [1]], [[0.0005, 1.03], []]),
+              ["1×", "2×", "•", "2 drafted, 1 accepted"]),
+    "reads of nothing drafted": (lambda: verify_kernel.reads([(0, 0)], [[1]], [[]]), ["0 drafted, 0 accepted"]),
+    "bias": (lambda: verify_kernel.bias({"good": (1e-17, 0.5), "bad": (0.25, 1.0)}), ["0: lossless", "0.250", "0.50"]),
+    "times without a GPU": (lambda: verify_kernel.times(CPU, ["9 × 1", "9 × 8"], {}), ["loop", "9 × 8"]),
+    "times": (lambda: verify_kernel.times(CPU, ["9 × 1", "9 × 8"], {"kernel": (["a", "b"], [1.2, None])}), ["kernel"]),
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_pictures(name):
+    draw, expected = FIGURES[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure = draw()
+        plots.png(figure, dpi=50)
+    assert figure.get_figwidth() == plots.WIDTH
+    said = words(figure)
+    assert all(any(text in word for word in said) for text in expected), said
+    assert ("No run on a GPU" in "".join(said)) == (name == "times without a GPU")
