@@ -185,7 +185,7 @@ class _Run:
             s = seated[b]
             draft_seconds[b] = seconds * g / total
             known, here = s.known.get(name, 0), s.prompt + s.done
-            missed.append(0 if known and known == s.before else here - known - 1)
+            missed.append(0 if known and known == s.before else max(0, here - known - 1))
             if missed[-1] and s.done:           # catching up tells how this drafter would have done on what it reads
                 self._score(s, name, max(0, known - s.prompt), s.done)
             s.known[name] = here

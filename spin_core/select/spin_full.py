@@ -10,8 +10,9 @@ serving), and picks what brings the most tokens per second for the *whole batch*
   target gets as far as accepting it. All such positions of the batch compete: the best N are drafted and verified,
   with N where tokens per second peak (a verification budget, as in arXiv 2607.05147);
 * exploration costs no draft. A drafter may read along: one pass over text that is already verified says how it would
-  have done (arXiv 2510.20064). Drafters that cost next to nothing always do, and one that takes a request over does
-  anyway; the others do in epochs of SPIN's geometric schedule.
+  have done (arXiv 2510.20064). One that takes a request over does so anyway;
+  others are asked when a request has written 8, 16, 32, ... tokens, if they could be better than the best, for all
+  that is known; so a request that is unlike the others is found out.
 """
 
 from __future__ import annotations
@@ -24,24 +25,23 @@ from numpy import ndarray
 
 from spin_core.select.base import NONE, Outcome, Scored, Seat, Selector
 from spin_core.select.costs import AffineCost
-from spin_core.select.schedule import Epochs
 from spin_core.select.survival import Survival
 
-FREE = 0.02         # of a target's pass: a drafter whose passes take less reads along all the time
+LISTEN = 8          # tokens after which others are first asked
 TOGETHER = 3        # drafters in one step, at most: each costs a pass of its own
 
 
 class SpinFull(Selector):
     """SPIN with full information.
 
-    ``kappa``: how many failures a request must show before it counts for as much as all others. ``memory``: drafts
-    after which what was learned about a drafter has faded to 1/e. ``explore``, ``first``, ``growth``: the epochs in
-    which drafters read along (:class:`spin_core.select.schedule.Epochs`). ``cost``: seconds of the target's pass over
+    ``kappa``: the first guess of the shrinkage (:mod:`spin_core.select.survival`). ``memory``: drafts
+    after which what was learned about a drafter has faded to 1/e. ``bold``: a drafter could be better than the best if it is with
+    a frailty so many standard deviations below its mean. ``cost``: seconds of the target's pass over
     numbers of rows (an array), where profiled; None: a line, learned while serving. ``gamma`` bounds the lengths.
     """
 
     def __init__(self, arms: Sequence[str], *, gamma: int = 8, kappa: float = 8.0, memory: float = 2000.0,
-                 explore: int = 1, first: int = 8, growth: float = 2.0, cost: Callable | None = None,
+                 bold: float = 1.0, cost: Callable | None = None,
                  **options) -> None:
         super().__init__(arms, gamma=gamma, **options)
         self.none, self.depths = self.index[NONE], int(self.gamma.max())
@@ -49,8 +49,9 @@ class SpinFull(Selector):
         self.target = AffineCost()
         self.cost = cost or self.target
         self.rows = 0.0                 # drafted rows of the last plan
+        self.deepest = np.full(len(self.arms), self.depths)     # how deep each drafter goes in the last plan
         self.passes = [AffineCost() for _ in self.arms]
-        self.epochs = Epochs(explore, first, growth)
+        self.bold, self.due = bold, {}  # due: tokens at which a request is next listened to
         self.goodput = 0.0              # tokens per second that the last plan came to
         sets = np.array(list(itertools.product((False, True), repeat=len(self.arms))))
         self.sets = sets[sets[:, self.none] & (sets.sum(1) <= TOGETHER + 1)]
@@ -68,7 +69,7 @@ class SpinFull(Selector):
         # drafters outside the chosen set are a way out where capacities leave no room inside
         return gain - np.where(chosen, 0, np.ptp(gain) + 1)
 
-    def _look(self, seats: Sequence[Seat]) -> None:
+    def _look(self, seats: Sequence[Seat], bold: float = 0.0) -> None:
         """What is believed now: ``worth [B, arms, depths]``, the chance that a drafted token is of use; ``found [B,
         arms]``, that there is a draft; and the lines of costs ``[arms]``."""
         rows = self.survival.rows(s.request for s in seats)
@@ -79,21 +80,27 @@ class SpinFull(Selector):
                     self.found[b, self.index[name]] = length > 0
         room = np.minimum(self.gamma, np.array([s.max_gamma for s in seats])[:, None])
         possible = np.arange(self.depths) < room[:, :, None]
-        self.worth = self.survival.curves(rows) * self.found[:, :, None] * possible
+        self.worth = self.survival.curves(self.survival.frailty(rows, bold)) * self.found[:, :, None] * possible
         self.per_pass, self.per_row = np.array([p.line for p in self.passes]).T
         # what a row more costs, about where the last plan was: a profiled pass may be no line
         low, here, high = self.cost(len(seats) + self.rows + np.array([-1.0, 0, 1]) * max(1, self.rows / 4))
         self.slope = max(0.0, (high - low) / (2 * max(1, self.rows / 4)))
         self.known = here > 0
 
-    def _weigh(self, sets: ndarray, count: int) -> tuple[ndarray, ndarray]:
-        """What each arm gains each request ``[B, arms]`` at today's price of a second; the best of ``sets``."""
+    def _gain(self, count: int) -> tuple[ndarray, ndarray, ndarray, ndarray]:
+        """With each arm at today's price of a second, each ``[B, arms]``: what a request gains, in tokens; the tokens
+        it gets, the drafted length, and the rows to verify."""
         draft = self.per_row + self.per_pass / count
         price = self.slope * self.found + draft                                 # of one more position
         lengths = (self.worth > self.goodput * price[:, :, None]).sum(2)        # worth falls with depth
+        lengths = np.minimum(lengths, self.deepest)
         tokens = 1 + np.where(np.arange(self.depths) < lengths[:, :, None], self.worth, 0).sum(2)
         rows = lengths * self.found
-        gain = tokens - self.goodput * (self.slope * rows + draft * lengths)
+        return tokens - self.goodput * (self.slope * rows + draft * lengths), tokens, lengths, rows
+
+    def _weigh(self, sets: ndarray, count: int) -> tuple[ndarray, ndarray]:
+        """What each arm gains each request ``[B, arms]``, and the best of ``sets``."""
+        gain, tokens, lengths, rows = self._gain(count)
         choice = np.where(sets[:, None, :], gain, -np.inf).argmax(2)            # [sets, B]
         seat = np.arange(count)
         drafted = rows[seat, choice].sum(1)
@@ -109,14 +116,22 @@ class SpinFull(Selector):
         """The verification budget: the best N positions of the batch, N where tokens per second peak."""
         seat = np.arange(len(seats))
         worth, found = self.worth[seat, arms], self.found[seat, arms]
-        together = np.bincount(arms, minlength=len(self.arms))[arms]
-        draft = self.per_row[arms] + self.per_pass[arms] / together
-        price = np.maximum(self.slope * found + draft, 1e-12)[:, None]
+        price = (self.slope * found + self.per_row[arms])[:, None]
+        passes, self.deepest = 0.0, np.full(len(self.arms), self.depths)
+        for arm in np.unique(arms[arms != self.none]):
+            # a pass is paid for by those who draft that deep: go on while together they gain more than it takes
+            gain = np.maximum(worth - self.goodput * price, 0)[arms == arm].sum(0) - self.goodput * self.per_pass[arm]
+            total = gain.cumsum()
+            depth = int(total.argmax()) + 1 if total.max() > 0 else 0
+            worth[arms == arm, depth:] = 0
+            self.deepest[arm] = max(1, depth)
+            passes += depth * self.per_pass[arm]
+        price = np.maximum(price, 1e-12)
         order = np.argsort(-worth / price, axis=None, kind="stable")[:np.count_nonzero(worth)]
         rows = np.append(0, np.broadcast_to(found[:, None], worth.shape).ravel()[order].cumsum())
-        drafting = np.append(0, np.broadcast_to(draft[:, None], worth.shape).ravel()[order].cumsum())
+        drafting = passes + self.per_row[arms[order // self.depths]].cumsum()
         tokens = len(seats) + np.append(0, worth.ravel()[order].cumsum())
-        count = int((tokens / (self.cost(len(seats) + rows) + drafting)).argmax()) if self.known else len(order)
+        count = int((tokens / (self.cost(len(seats) + rows) + np.append(passes, drafting))).argmax()) if self.known else len(order)
         return np.bincount(order[:count] // self.depths, minlength=len(seats))
 
     # ---- learning
@@ -136,13 +151,16 @@ class SpinFull(Selector):
                                 np.array([o.accepted for o in outcomes])[some])
 
     def probe(self, seats: Sequence[Seat]) -> dict[int, list[str]]:
-        whole = FREE * self.target(1)
-        free = np.array([0 < p(1) < whole for p in self.passes]) & self.alive
-        names = [a for a, is_free in zip(self.arms, free) if is_free]
-        if self.epochs.tick():
-            others = [a for i, a in enumerate(self.arms) if self.alive[i] and i != self.none and not free[i]]
-            names += [str(self.rng.choice(others))] if others else []
-        return {s.request: names for s in seats} if names else {}
+        due = [s for s in seats if s.emitted >= self.due.setdefault(s.request, LISTEN) and s.max_gamma >= LISTEN]
+        if not due:
+            return {}
+        self._look(due)
+        best = self._gain(len(seats))[0].max(1)
+        self._look(due, self.bold)
+        could = (self._gain(len(seats))[0] > best[:, None]) & self.alive
+        could[:, self.none] = False
+        self.due |= {s.request: 2 * s.emitted for s in due}
+        return {s.request: [self.arms[a] for a in np.flatnonzero(others)] for s, others in zip(due, could)}
 
     def scored(self, scores: Sequence[Scored]) -> None:
         for s in scores:
@@ -151,6 +169,7 @@ class SpinFull(Selector):
 
     def finish(self, request: int) -> None:
         self.survival.close(request)
+        self.due.pop(request, None)
 
     def describe(self) -> str:
-        return f"SPIN with full information: kappa {self.survival.kappa:g}, {self.epochs}"
+        return f"SPIN with full information: learned costs and shrinkage, {self.bold:g} sd bold"

@@ -11,8 +11,9 @@ counts (the conjugate pair Gamma and Poisson; for rare failures the model, for o
 
     theta = (kappa + failures) / (kappa + expected failures).
 
-``kappa`` is the shrinkage: a new request is the average one, and becomes itself as it is heard. What all requests
-teach is corrected the other way round, a test of a request with theta counting as theta tests: deep positions are
+``kappa`` is the shrinkage: a new request is the average one, and becomes itself as it is heard. How different requests
+are, is learned as well, by the method of moments from those that have left: (failures - expected)^2 is expected
+plus expected^2 / kappa on average. What all requests teach is corrected the other way round, a test of a request with theta counting as theta tests: deep positions are
 drafted for good requests only, and are not to look easy for it.
 """
 
@@ -24,18 +25,21 @@ import numpy as np
 from numpy import ndarray
 
 FIRST_GUESS = 0.7       # of an acceptance nobody has seen: on the hopeful side, so that every drafter gets its chance
+READ = 0.5              # of a test: what a token that was read along counts
+PATIENCE = 20.0         # how much evidence of spread among requests outweighs the first kappa
 
 
 class Survival:
     """Hazards per arm and depth, frailties and availability per request and arm.
 
-    ``memory``: over how many drafts of an arm what all requests have taught fades to 1/e; workloads shift.
+    ``kappa``: the shrinkage before requests have taught it. ``memory``: over how many drafts of an arm what all
+    requests have taught fades to 1/e; workloads shift.
     """
 
     def __init__(self, arms: int, depths: int, *, kappa: float, memory: float) -> None:
-        self.kappa, self.keep, self.depths = kappa, np.exp(-1 / memory), depths
+        self.keep, self.depths = np.exp(-1 / memory), depths
+        self.spread = np.full((arms, 2), (PATIENCE * kappa, PATIENCE))  # of requests: expected^2, its excess
         self.tested, self.failed = np.zeros((arms, depths)), np.zeros((arms, depths))
-        self.heard = np.zeros((arms, 2))            # tokens read along, and those that would have been accepted
         self.found = np.zeros((arms, 2))            # drafts asked for, and those that came to something
         self.row: dict[int, int] = {}
         self.unused: list[int] = []
@@ -64,32 +68,40 @@ class Survival:
     def read_along(self, request: int, arm: int, hits: Sequence[float]) -> None:
         """Learn from text that a drafter has read without drafting; NaN where it would have proposed nothing.
 
-        A draft begins where another has failed, reading along anywhere in the text; so its hits are held against the
-        average of such hits, not against the hazard of drafts.
+        Such a token tells less than a drafted one: a draft begins where another has failed, while these lie anywhere,
+        many of them in easy stretches. So it counts ``READ`` of a test.
         """
         hits = np.asarray(hits, float)
         known = hits[~np.isnan(hits)]
-        before = self.heard[arm]
-        average = (before[1] + 2 * FIRST_GUESS) / (before[0] + 2)
-        self.heard[arm] = before * self.keep + (len(known), known.sum())
-        self.books[self.rows([request])[0], :, arm] += (
-            len(known) - known.sum(), (1 - average) * len(known), len(hits), len(known))
+        tests, failures = READ * len(known), READ * (len(known) - known.sum())
+        row = self.rows([request])[0]
+        theta = self.frailty([row])[0, arm]
+        self.books[row, :, arm] += failures, tests * self.failing[arm, 0], READ * len(hits), tests
+        for total, value in ((self.tested, tests * theta), (self.failed, failures)):
+            total[arm] *= self.keep ** tests
+            total[arm, 0] += value
+        self._refresh()
 
-    def curves(self, rows: ndarray, theta: ndarray | None = None) -> ndarray:
+    def curves(self, theta: ndarray) -> ndarray:
         """P(the first k drafted tokens are accepted) for k = 1 .. depths, ``[B, arms, depths]``."""
-        theta = self.frailty(rows) if theta is None else theta
         return np.exp(-theta[:, :, None] * self.hazard.cumsum(1))
 
-    def frailty(self, rows: ndarray) -> ndarray:
-        """The posterior mean of theta, ``[B, arms]``."""
-        books = self.books[rows]
-        return (self.kappa + books[:, 0]) / (self.kappa + books[:, 1])
+    @property
+    def kappa(self) -> ndarray:
+        """The shrinkage per arm: small where requests differ much."""
+        return np.clip(self.spread[:, 0] / np.maximum(self.spread[:, 1], 1e-9), .5, 64)
+
+    def frailty(self, rows: ndarray, bold: float = 0.0) -> ndarray:
+        """The posterior mean of theta, ``[B, arms]``, less ``bold`` standard deviations."""
+        books, kappa = self.books[rows], self.kappa
+        mean = (kappa + books[:, 0]) / (kappa + books[:, 1])
+        return np.maximum(mean - bold * np.sqrt(mean / (kappa + books[:, 1])), 0)
 
     def availability(self, rows: ndarray) -> ndarray:
         """The share of drafts that come to something, ``[B, arms]``, shrunk to that of all requests."""
         pooled = (self.found[:, 1] + 1) / (self.found[:, 0] + 1)
         books = self.books[rows]
-        return (self.kappa * pooled + books[:, 3]) / (self.kappa + books[:, 2])
+        return (8 * pooled + books[:, 3]) / (8 + books[:, 2])
 
     def rows(self, requests: Iterable[int]) -> ndarray:
         """The rows of these requests; new ones get a row of zeros."""
@@ -99,6 +111,8 @@ class Survival:
         """Forget a request; what it has taught about the drafters stays."""
         row = self.row.pop(request, None)
         if row is not None:
+            failures, expected = self.books[row, :2]
+            self.spread += np.stack([expected ** 2, (failures - expected) ** 2 - expected], 1)
             self.books[row] = 0
             self.unused.append(row)
 

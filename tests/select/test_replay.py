@@ -1,0 +1,153 @@
+"""Replays are exact: against closed forms, against the engine's own chains, and against each other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from spin_core.distill.evaluate import chain
+from spin_core.select import NONE, make
+from spin_core.select.oracle import Planned, chain_counts, oracle_request, oracle_steps
+from spin_core.select.recording import MAX_GAMMA, Passes, Recording, chains, memory_bound
+from spin_core.select.replay import replay
+from spin_core.select.synthetic import synthetic
+
+LAWS = {"prose": {"a": .8, "b": .4}, "code": {"a": .3, "b": .85}}
+COSTS = {"a": .05, "b": .1}
+
+
+def record(order=("prose", "code") * 3, tokens=40, seed=0) -> Recording:
+    return synthetic(LAWS, COSTS, order, tokens=tokens, seed=seed)
+
+
+def with_lookup(recording: Recording) -> Recording:
+    """Drafter "b" is one that looks up and often finds nothing; "b+a" is composed."""
+    rng = np.random.default_rng(1)
+    proposed = recording.proposed.copy()
+    proposed[1] = np.where(rng.random(proposed.shape[1]) < .6, 0, rng.integers(1, 9, proposed.shape[1]))
+    found = Recording(recording.arms, np.minimum(recording.accepted, proposed), proposed, recording.starts,
+                      recording.prompts, recording.workloads, recording.ids, recording.passes, ("b",))
+    return found.compose("b+a", "b", "a")
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=30), st.integers(1, MAX_GAMMA))
+def test_recorded_chains_are_those_of_the_evaluation(hits, gamma):
+    accepted, at, out = chains([hits]), 0, []
+    while at < len(hits):
+        drafted = min(gamma, len(hits) - at - 1)
+        out.append((drafted, min(drafted, int(accepted[at]))))
+        at += out[-1][1] + 1
+    assert out == chain([hits], gamma)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 99), st.integers(1, 8), st.integers(1, 5), st.sampled_from(["a", "b", "b+a", NONE]))
+def test_a_fixed_policy_is_the_sum_over_its_chains(seed, gamma, batch, arm):
+    recording = with_lookup(record(seed=seed))
+    run = replay(recording, make(f"fixed:{arm}", recording.arms, gamma=gamma), batch=batch)
+    assert run.by_request(run.emitted).tolist() == recording.lengths.tolist(), "every token is written once"
+    if arm == NONE:
+        assert not run.drafted.any() and len(run.step) == recording.lengths.sum()
+        return
+    steps, rows, _ = chain_counts(recording, recording.arms.index(arm), gamma)
+    assert np.bincount(run.request).tolist() == steps.tolist()
+    assert run.by_request(run.drafted).tolist() == rows.tolist()
+
+
+def test_at_batch_one_seconds_are_those_of_the_passes():
+    recording = record(order=("prose",), tokens=30)
+    run = replay(recording, make("fixed:a", recording.arms, gamma=3), batch=1)
+    steps, rows, passes = (x[0] for x in chain_counts(recording, 0, 3))
+    target, draft = (recording.passes[n].table(300) for n in ("target", "a"))
+    # every drafting pass is over one row, but the first also reads the prompt
+    expected = target[1 + run.drafted].sum() + passes * draft[1] + draft[recording.prompts[0]] - draft[1]
+    assert run.wall == pytest.approx(expected)
+    assert run.seconds.sum() == pytest.approx(run.wall), "nothing is left that no request pays for"
+
+
+@pytest.mark.parametrize("policy", ["spin", "spin-full", "hedge", "random", "ucb"])
+def test_shares_of_a_step_sum_to_the_step_and_capacities_hold(policy):
+    recording = with_lookup(record())
+    run = replay(recording, make(policy, recording.arms), batch=4, capacities={"a": 1})
+    assert np.bincount(run.step, run.seconds) == pytest.approx(run.step_seconds)
+    assert run.by_request(run.emitted).tolist() == recording.lengths.tolist()
+    assert np.bincount(run.step[run.arm == 0]).max() <= 1
+
+
+def test_a_replay_is_determined_by_its_seed():
+    recording = record()
+    for policy in ("spin", "random", "exp3"):
+        one, same, other = (replay(recording, make(policy, recording.arms, seed=s), batch=3) for s in (1, 1, 2))
+        assert one.arm.tolist() == same.arm.tolist() and one.wall == same.wall
+        assert one.arm.tolist() != other.arm.tolist()
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 99))
+def test_the_ceilings_are_in_order(seed):
+    recording = record(seed=seed, tokens=30)
+    gammas = {"a": 4, "b": 3}
+    for batch in (1, 4):
+        plan = oracle_request(recording, gammas, batch=batch)
+        request = replay(recording, Planned([*recording.arms, NONE], plan, gamma=gammas), batch=batch).goodput
+        for arm in ("a", "b", NONE):
+            fixed = make(f"fixed:{arm}", recording.arms, gamma=gammas)
+            assert request >= replay(recording, fixed, batch=batch).goodput - 1e-9
+        if batch == 1:          # where nobody shares a pass the plan of single steps is the best there is
+            step = oracle_steps(recording, gammas, batch=1).goodput
+            assert step >= request - 1e-9
+            assert oracle_steps(recording, None, batch=1).goodput >= step - 1e-9
+
+
+def test_selection_beats_any_drafter_where_requests_differ():
+    recording = record(order=("prose", "code") * 30, tokens=100)
+    gammas = {"a": 4, "b": 4}
+    plan = oracle_request(recording, gammas)
+    oracle = replay(recording, Planned([*recording.arms, NONE], plan, gamma=gammas)).goodput
+    fixed = max(replay(recording, make(f"fixed:{a}", recording.arms, gamma=4)).goodput for a in recording.arms)
+    spin = np.mean([replay(recording, make("spin", recording.arms, seed=s)).goodput for s in range(3)])
+    full = replay(recording, make("spin-full", recording.arms)).goodput
+    assert fixed < spin < oracle
+    assert full > fixed * 1.1 and full > .9 * oracle
+
+
+def test_full_information_keeps_to_a_shifting_workload():
+    recording = record(order=("prose",) * 30 + ("code",) * 30, tokens=80)
+    run = replay(recording, make("spin-full", recording.arms, memory=500))
+    early, late = (run.request >= 15) & (run.request < 30), run.request >= 48
+    assert (run.arm[early] == 0).mean() > .8
+    assert (run.arm[late] == 1).mean() > .8
+
+
+def test_recordings_survive_the_disk_and_refuse_nonsense(tmp_path):
+    recording = with_lookup(record())
+    recording.save(tmp_path / "r.npz")
+    again = Recording.load(tmp_path / "r.npz")
+    assert again.accepted.tolist() == recording.accepted.tolist()
+    assert (again.passes, again.lookups, again.composed, again.about, again.workloads) == (
+        recording.passes, recording.lookups, recording.composed, recording.about, recording.workloads)
+    twice = recording.take([1, 1])
+    assert twice.lengths.tolist() == [recording.lengths[1]] * 2
+    assert twice.accepted[:, :recording.lengths[1]].tolist() == twice.accepted[:, recording.lengths[1]:].tolist()
+    with pytest.raises(ValueError, match="cannot compose"):
+        recording.compose("x", "a", "b")
+    with pytest.raises(ValueError, match="no costs of a"):
+        Recording(("a",), recording.accepted[:1], recording.proposed[:1], recording.starts, recording.prompts,
+                  recording.workloads, recording.ids, {"target": Passes((1, 2), (1, 1))})
+    with pytest.raises(ValueError, match="rising"):
+        Passes((2, 1), (1, 1))
+    with pytest.raises(ValueError, match="batch"):
+        replay(recording, make("random", recording.arms), batch=0)
+    with pytest.raises(ValueError, match="no drafter 'z'"):
+        replay(recording, make("fixed:z", ["z"]))
+
+
+def test_the_stored_recording_is_small_whole_and_says_where_it_is_from():
+    recording = Recording.load()
+    assert recording.about["kind"] == "measured" and recording.about["commit"] and recording.about["cpu"]
+    assert set(recording.drafters) | {"target"} <= set(recording.passes)
+    run = replay(recording, make("spin-full", recording.drafters))
+    assert run.tokens == recording.lengths.sum()
+    flat = memory_bound(recording)
+    assert flat.about["kind"] == "modelled" and flat.passes["target"](1) == pytest.approx(recording.passes["target"](1))
