@@ -25,6 +25,15 @@ def test_greedy_text_equals_generate_up_to_near_ties(smollm2):
     assert engine.trace.metrics()["accepted"] > 100
 
 
+def test_every_drafter_of_the_pool_is_lossless(smollm2):
+    prompts = [smollm2.encode(p.messages) for p in load_workload("mix", "test", limit=6, seed=3)]
+    for name in [*smollm2.drafters, "ngram", f"ngram+{next(iter(smollm2.drafters))}"]:
+        engine = Engine(smollm2, name, gamma=4, max_batch=6)
+        rows = equality.compare(engine, prompts, max_new_tokens=20)
+        assert all(row["logit_gap"] < equality.NEAR_TIE for row in rows), (name, rows)
+        assert engine.trace.metrics()["drafted"] > 0, name
+
+
 def test_the_comparison_sees_a_wrong_token(smollm2):
     engine = Engine(smollm2, "none")
     generate = engine.generate
