@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from spin_core.pipeline.schedule import throughput
 from spin_core.select import make
 from spin_core.select.base import NONE
 from spin_core.select.recording import Recording
@@ -86,6 +87,27 @@ def stages(data_set: str, drafter: str, batch: int = BATCH, requests: int = 200)
         ("draft", run.steps["draft"]), ("verify", run.steps["end"] - run.steps["begin"]))} for run in (
             serve(data_set, "LLaMA-7B", drafter, batch=n, requests=requests) for n in (batch, 1)))
     return whole | {f"{stage} fixed": min(1.0, one[stage] / whole[stage]) for stage in whole}
+
+
+def supposed_gains(stage: dict[str, float], fixed: float, counts: Sequence[int], batch: int = BATCH) -> dict[int, float]:
+    """Gains of micro-batches by the pipeline's own model, had both stages (of :func:`stages`) this ``fixed`` share."""
+    rate = {m: throughput(stage["draft"], stage["verify"], m, draft_fixed=fixed, verify_fixed=fixed, batch=batch)
+            for m in (1, *counts)}
+    return {m: rate[m] / rate[1] for m in counts}
+
+
+def heuristic_case(data_set: str, drafter: str, batch: int, counts: Sequence[int], **more) -> dict:
+    """How the heuristic does against the best of ``counts`` in hindsight: what ``plots.system`` shows of it."""
+    goodput = {m: serve(data_set, "LLaMA-7B", drafter, micro_batches=m, batch=batch, **more).goodput for m in counts}
+    best = max(goodput, key=goodput.get)
+    run = serve(data_set, "LLaMA-7B", drafter, micro_batches="auto", batch=batch, **more)
+    ends = np.append([d.time for d in run.decisions[1:]], run.finished.max())
+    spent: dict[int, float] = {}
+    for decision, end in zip(run.decisions, ends):
+        spent[decision.count] = spent.get(decision.count, 0.0) + end - decision.time
+    chosen = max(spent, key=spent.get)
+    return {"name": f"{data_set}, {drafter}, batch {batch}", "best": best, "chosen": chosen,
+            "right": goodput.get(chosen, 0.0) / goodput[best], "share": run.goodput / goodput[best]}
 
 
 def verification_latency(data_set: str, batches: Sequence[int], target: str = "LLaMA-7B", card: str = CARD,

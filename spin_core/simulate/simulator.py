@@ -246,7 +246,7 @@ class _System:
         while self.leaving and self.leaving[0][0] <= now:
             self.running, self.held = self.running - 1, self.held - heapq.heappop(self.leaving)[1]
         came = int(np.searchsorted(self.arrived, now, "right"))
-        fair = -(-min(self.batch, self.running + came - self.next) // len(self.groups))
+        fair = -(-(min(self.batch, self.running + came - self.next) - group.number) // len(self.groups))
         new = []
         while self.next < came and len(group.requests) + len(new) < fair and self.running < self.batch \
                 and self.held + self.reserved[self.next] <= self.kv_tokens:

@@ -1,0 +1,133 @@
+"""The whole system at the paper's scale: goodput, the ablation ladder, micro-batches, and the heuristic's choice.
+
+Modelled numbers are solid, published ones hatched grey bars or stars. No figure mixes them without saying so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from spin_core.plots.base import BLUE, GREEN, GREY, INK, LIGHT, ORANGE, PURPLE, RED, SKY, WIDTH, styled, tint
+
+SYSTEMS = {"vanilla": ORANGE, "best fixed drafter": SKY, "SPIN": GREEN}
+SETS = [(BLUE, "o"), (RED, "s"), (GREEN, "^"), (PURPLE, "D")]
+PUBLISHED = dict(facecolor="#D9D9D9", edgecolor=GREY, hatch="///", linewidth=0.8)
+STAR = dict(marker="*", color=INK, markersize=13, linestyle="none", zorder=6)
+
+
+@styled
+def overall_goodput(goodput: Mapping[str, Mapping[str, Mapping[str, float]]], published: float) -> Figure:
+    """Tokens per second: ``goodput[target][data set][system]``, one panel per target; systems as in ``SYSTEMS``.
+
+    Above SPIN's bar stands its ratio to vanilla; ``published`` is the paper's mean ratio.
+    """
+    figure = Figure(figsize=(WIDTH, 3.8), layout="constrained")
+    panels = figure.subplots(1, len(goodput), squeeze=False)[0]
+    for panel, (target, sets) in zip(panels, goodput.items()):
+        x, names = np.arange(len(sets)), list(SYSTEMS)
+        for j, name in enumerate(names):
+            values = [systems[name] for systems in sets.values()]
+            panel.bar(x + (j - 1) * 0.27, values, 0.25, color=SYSTEMS[name], label=name)
+        for i, systems in enumerate(sets.values()):
+            panel.text(i + 0.27, systems["SPIN"], f"{systems['SPIN'] / systems['vanilla']:.2f}×", ha="center", va="bottom",
+                       size=9, weight="bold")
+        panel.set(xticks=x, xticklabels=list(sets), title=target)
+        panel.set_ylim(0, 1.15 * max(max(s.values()) for s in sets.values()))
+        panel.grid(axis="x", visible=False)
+    panels[0].set_ylabel("tokens per second (modelled)")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3,
+                  title=f"above SPIN: its ratio to vanilla, modelled. Published: about {published:.2f}× on average")
+    return figure
+
+
+@styled
+def ablation(modelled: Mapping[str, Mapping[str, float]], published: Mapping[str, float], setting: str,
+             times: Mapping[str, float], times_published: Mapping[str, float]) -> Figure:
+    """Left: speed-up over vanilla, rung by rung: ``modelled[data set][rung]``, and ``published`` for ``setting``.
+
+    Right, why they differ: seconds of one verification, ``times`` modelled and ``times_published``.
+    """
+    figure = Figure(figsize=(WIDTH, 4.0), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[1.45, 1])
+    rungs = list(published)
+    x = np.arange(len(rungs))
+    left.bar(x, [published[r] for r in rungs], 0.7, label=f"published: {setting}", **PUBLISHED)
+    for r, value in zip(x, published.values()):
+        left.text(r - 0.32, value + 0.02, f"{value:.2f}", size=9.5)
+    for j, ((name, ratios), (colour, marker)) in enumerate(zip(modelled.items(), SETS)):
+        shift = (j - (len(modelled) - 1) / 2) * 0.14
+        left.plot(x + shift, [ratios[r] for r in rungs], marker, color=colour, markeredgecolor="white", label=f"modelled: {name}",
+                  zorder=5, markersize=8.5)
+    left.axhline(1, color=INK, linewidth=1, linestyle=":")
+    left.set(xticks=x, xticklabels=rungs, ylabel="goodput over vanilla", title="The ladder")
+    left.set_ylim(0, 1.5 * max(*published.values(), *(v for r in modelled.values() for v in r.values())))
+    left.legend(loc="upper left", ncols=2)
+    left.grid(axis="x", visible=False)
+
+    names = [*times, *times_published]
+    for y, name in enumerate(names):
+        seconds = times.get(name, times_published.get(name))
+        look = dict(color=tint(BLUE, 0.8)) if name in times else PUBLISHED
+        right.barh(y, seconds * 1e3, 0.62, **look)
+        right.text(seconds * 1e3 * 1.08, y, f"{seconds * 1e3:.0f} ms", va="center", size=9.5)
+    right.set(yticks=range(len(names)), yticklabels=names, xscale="log", xlabel="milliseconds, logarithmic",
+              xlim=(5, 3000), ylim=(len(names) - 0.4, -0.6), title="One verification")
+    right.grid(axis="y", visible=False)
+    return figure
+
+
+@styled
+def microbatches(modelled: Mapping[str, Mapping[int, float]], supposed: Mapping[str, Mapping[int, float]],
+                 published: Mapping[int, float], best: Mapping[str, int]) -> Figure:
+    """Goodput over that of one micro-batch, by their number. Left: ``modelled`` on the profile. Right: ``supposed``
+    costs of passes. Stars: ``published`` gains. ``best``: the published best number by data set."""
+    figure = Figure(figsize=(WIDTH, 4.0), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for panel, lines, title in zip(panels, (modelled, supposed), ("On the profile", "If passes had other fixed costs")):
+        for (name, gains), (colour, marker) in zip(lines.items(), SETS):
+            panel.plot(list(gains), list(gains.values()), marker=marker, color=colour, label=name)
+        panel.plot(list(published), list(published.values()), label="published: Alpaca", **STAR)
+        panel.axhline(1, color=INK, linewidth=1, linestyle=":")
+        for name, count in best.items():
+            panel.axvline(count, color=LIGHT, linewidth=5, zorder=0)
+            panel.text(count, 0.02, f"published best,\n{name}", size=8, ha="center", va="bottom", color=GREY)
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+        panel.set(xlabel="micro-batches", title=title)
+        panel.legend(loc="upper right")
+    top = max(v for lines in (modelled, supposed) for g in lines.values() for v in g.values())
+    panels[0].set(ylabel="goodput over one micro-batch", ylim=(0, 1.6 * max(top, *published.values())))
+    return figure
+
+
+@styled
+def microbatch_heuristic(cases: Sequence[Mapping]) -> Figure:
+    """Which number of micro-batches is the best, and what the heuristic did.
+
+    Each case has "name", "best" and "chosen" (numbers; chosen: the one that served most requests), "right" (the goodput
+    that its number would have had all along, over the best's) and "share" (its own, with all its trying, over the best's).
+    """
+    figure = Figure(figsize=(WIDTH, 0.42 * len(cases) + 1.7), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    y = np.arange(len(cases))
+    left.plot([c["best"] for c in cases], y, "o", color=tint(BLUE, 0.5), markersize=13, label="best, in hindsight")
+    left.plot([c["chosen"] for c in cases], y, "X", color=RED, markersize=7, label="the heuristic's")
+    left.set(yticks=y, yticklabels=[c["name"] for c in cases], xlabel="micro-batches", title="Which number",
+             xlim=(0.5, max(max(c["best"], c["chosen"]) for c in cases) + 0.9), ylim=(len(cases) - 0.5, -0.5))
+    left.xaxis.set_major_locator(MaxNLocator(integer=True))
+    right.barh(y - 0.18, [c["right"] for c in cases], 0.34, color=tint(RED, 0.85), label="its number, without trying others")
+    right.barh(y + 0.18, [c["share"] for c in cases], 0.34, color=tint(RED, 0.4), label="with the time that trying took")
+    for row, case in zip(y, cases):
+        right.text(case["right"] + 0.01, row - 0.18, f"{case['right']:.2f}", va="center", size=8.5)
+        right.text(case["share"] + 0.01, row + 0.18, f"{case['share']:.2f}", va="center", size=8.5)
+    right.axvline(1, color=INK, linewidth=1, linestyle=":")
+    right.set(xlabel="goodput over the best's", xlim=(0, 1.25), title="What it cost")
+    for panel in (left, right):
+        panel.grid(axis="y", visible=False)
+    handles, labels = (a + b for a, b in zip(left.get_legend_handles_labels(), right.get_legend_handles_labels()))
+    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    return figure
