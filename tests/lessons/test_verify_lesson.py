@@ -70,3 +70,18 @@ def test_pictures(name):
     said = words(figure)
     assert all(any(text in word for word in said) for text in expected), said
     assert ("No run on a GPU" in "".join(said)) == (name == "times without a GPU")
+
+
+def test_the_widget_follows_its_slider(monkeypatch):
+    from spin_core.widgets import verify_kernel as widget
+
+    drawn = []
+    monkeypatch.setattr(widget.verify_kernel, "bias", lambda found: drawn.append(found) or verify_kernel_figure())
+    panel = widget.bias()
+    panel.children[0].children[0].value = 0
+    with_distance, same = drawn
+    assert with_distance["top-k, raw q"][0] > 0.1 and same["independent, duplicates kept"][1] == pytest.approx(1)
+
+
+def verify_kernel_figure():
+    return plots.theory_family([0.5], [0.1])
