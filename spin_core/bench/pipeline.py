@@ -12,6 +12,7 @@ import statistics
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,7 +48,8 @@ def run(args) -> Report:
     family = zoo.load("smollm2")
     prompts = [p.messages for p in load_workload("mix", split="test", seed=1).first(args.batch)]
     params = SamplingParams(max_new_tokens=args.max_new_tokens, stop_ids=())
-    live = sweep(family, prompts, params, args.counts, drafter=args.drafter, gamma=args.gamma, repeats=args.repeats)
+    contestants = engines(family, len(prompts), args.counts, drafter=args.drafter, gamma=args.gamma)
+    live = sweep(contestants, prompts, params, repeats=args.repeats)
     rows += [{"what": "engine", "micro_batches": name, **row} for name, row in summarise(live).items()]
     fixed = {name: runs for name, runs in live.items() if type(name) is int}
     best = max(fixed, key=lambda name: statistics.median(r.rate for r in fixed[name]))
@@ -152,12 +154,13 @@ def overlapped(executor, draft, verify, groups: int, rounds: int) -> Schedule:
 @dataclass
 class Run:
     """One run of an engine while all requests decoded: verified requests per second, tokens per verification, the
-    schedule, and the number of micro-batches."""
+    schedule, the number of micro-batches, and the texts."""
 
     rate: float
     tokens: float
     schedule: Schedule
     count: int
+    texts: list[list[int]]
 
     @property
     def goodput(self) -> float:
@@ -165,20 +168,22 @@ class Run:
         return self.rate * self.tokens
 
 
-def sweep(family, prompts, params: SamplingParams, counts: list[int], *, drafter: str | None = None, gamma: int = 4,
-          repeats: int = 5, warm: int = 6) -> dict[int | str, list[Run]]:
-    """Runs by setting: "off", each fixed count, and "auto". The settings take turns.
+def engines(family, batch: int, counts: Sequence[int], *, drafter: str | None = None,
+            gamma: int = 4) -> dict[int | str, Engine]:
+    """An engine for every setting: "off", each fixed count that ``batch`` requests allow, and "auto"."""
+    return {setting: Engine(family, drafter, gamma, max_batch=batch, max_len=1024, pipeline=setting)
+            for setting in ("off", *sorted({c for c in counts if c <= batch}), "auto")}
 
-    The heuristic gets ``warm`` runs before that to make up its mind; then it knows the load.
-    """
-    settings = ["off", *sorted({c for c in counts if c <= len(prompts)}), "auto"]
-    engines = {s: Engine(family, drafter, gamma, max_batch=len(prompts), max_len=1024, pipeline=s) for s in settings}
-    for setting, engine in engines.items():
+
+def sweep(contestants: dict[int | str, Engine], prompts: Sequence, params: SamplingParams, *, repeats: int = 5,
+          warm: int = 6) -> dict[int | str, list[Run]]:
+    """``repeats`` runs of every engine, in turns. Before that the heuristic gets ``warm`` runs to make up its mind."""
+    for setting, engine in contestants.items():
         for _ in range(warm if setting == "auto" else 1):
             engine.generate(prompts, params)
-    runs: dict[int | str, list[Run]] = {s: [] for s in settings}
+    runs: dict[int | str, list[Run]] = {setting: [] for setting in contestants}
     for _ in range(repeats):
-        for setting, engine in engines.items():
+        for setting, engine in contestants.items():
             told = len(engine.trace.events)
             requests = engine.generate(prompts, params)
             runs[setting].append(measure(engine.trace.events[told:], requests))
@@ -209,7 +214,7 @@ def measure(events: list[Event], requests: list[Request]) -> Run:
     emitting = [e for e in events if e.emitted]
     counts = [e.micro_batches for e in steps]
     return Run(len(counted) / (end - begin), sum(len(e.emitted) for e in emitting) / len(emitting),
-               replay(steps).between(begin, end), statistics.mode(counts))
+               replay(steps).between(begin, end), statistics.mode(counts), [r.output_ids for r in requests])
 
 
 def summarise(live: dict[int | str, list[Run]]) -> dict[int | str, dict]:

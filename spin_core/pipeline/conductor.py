@@ -99,9 +99,9 @@ class Pipeline:
         """Send off every group that is on the ground."""
         engine = self.engine
         engine._admit()
+        self._forget()
         if not engine.running:
             return
-        self.groups = [[r for r in group if r.slot is not None] for group in self.groups]
         items = [self._item(r) for r in engine.running]
         if self._outdated(items):
             if self.aloft:
@@ -164,7 +164,12 @@ class Pipeline:
                 self._pace[group.drafter] = 0.8 * before + 0.2 * group.seconds / drafted
         if self.heuristic:
             self._learn(verified.groups)
+        self._forget()
         return events
+
+    def _forget(self) -> None:
+        """Let go of who has left."""
+        self.groups = [[r for r in group if r.slot is not None] for group in self.groups]
 
     def _undo(self, aloft: _Aloft) -> None:
         """Take back what a flight that failed may have read: caches hold no more than the committed text."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from spin_core.pipeline.schedule import DRAFT, VERIFY, Schedule, Span
 from spin_core.trace import Event
@@ -33,3 +33,16 @@ def replay(events: Iterable[Event]) -> Schedule:
     if not spans:
         raise ValueError("replay: these events tell of no verification")
     return Schedule(sorted(spans.values(), key=lambda span: span.start))
+
+
+def last_run(events: Sequence[Event]) -> list[Event]:
+    """The events since the engine was last without a request."""
+    begin, live = 0, set()
+    for i, event in enumerate(events):
+        if event.kind == "submit":
+            if not live:
+                begin = i
+            live.add(event.request)
+        elif event.kind == "finish":
+            live.discard(event.request)
+    return list(events[begin:])

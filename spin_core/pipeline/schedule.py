@@ -45,7 +45,7 @@ class Schedule:
     end: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.spans:
+        if not self.spans and (self.start is None or self.end is None):
             raise ValueError("a schedule needs at least one span")
         self.start = min(s.start for s in self.spans) if self.start is None else self.start
         self.end = max(s.end for s in self.spans) if self.end is None else self.end

@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 
 from spin_core.pipeline.heuristic import Decision
 from spin_core.pipeline.schedule import DRAFT, STAGES, VERIFY, Schedule
-from spin_core.plots.base import BLUE, GREEN, GREY, INK, LIGHT, ORANGE, RED, WIDTH, styled, tint
+from spin_core.plots.base import BLUE, GREEN, GREY, INK, LIGHT, ORANGE, RED, SKY, WIDTH, styled, tint
 
 COLOURS = {DRAFT: ORANGE, VERIFY: BLUE}
 Spread = tuple[Sequence[float], Sequence[float], Sequence[float]]
@@ -56,7 +56,7 @@ def _lane(ax: Axes, schedule: Schedule, stage: str, y: float) -> None:
     for a, b in schedule.bubbles(stage):
         ax.broken_barh([((a - start) * 1e3, (b - a) * 1e3)], (y, 0.9), facecolor="white", edgecolor="#CCCCCC",
                        hatch="////", linewidth=0)
-    groups = 1 + max(s.group for s in schedule.spans)
+    groups = 1 + max((s.group for s in schedule.spans), default=0)
     for span in (s for s in schedule.spans if s.stage == stage):
         shade = 0.95 - 0.55 * span.group / groups
         ax.broken_barh([((span.start - start) * 1e3, span.seconds * 1e3)], (y, 0.9), edgecolor="white", linewidth=0.8,
@@ -90,7 +90,7 @@ def microbatches(counts: Sequence[int], measured: Spread, sequential: float, mod
                 labels=[*(["the heuristic's choice"] if chosen else []), "no pipeline (all cores take turns)"])
     left.set_title("Measured here")
     top = max([1.35, *(max(v) for v in modelled.values()), *(median / sequential)])
-    for (name, values), colour, dash in zip(modelled.items(), (BLUE, ORANGE), ("-", "--")):
+    for (name, values), colour, dash in zip(modelled.items(), (BLUE, SKY, ORANGE), ("-", "-.", "--")):
         right.plot(counts, values, dash, color=colour, label=f"modelled: {name}")
     right.plot(counts, median / sequential, "o", color=GREEN, markeredgecolor="white", label="measured here")
     if published:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ipywidgets import Button, FloatSlider, IntSlider
 from matplotlib.figure import Figure
 
-from spin_core.pipeline.replay import replay as schedule_of
+from spin_core.pipeline.replay import last_run, replay as schedule_of
 from spin_core.pipeline.schedule import simulate, split_time
 from spin_core.plots import pipeline as plots
 from spin_core.widgets.panel import Panel
@@ -40,14 +40,14 @@ def overlap(draft: float = 20.0, verify: float = 40.0, fixed: float = 0.3, count
 
 
 def replay(engine: "Engine") -> Panel:
-    """The schedule of what ``engine`` did: a window that can be moved over its trace. *replay* reads the trace anew.
+    """The schedule of the last run of ``engine``, through a window that can be moved. The button looks for a newer run.
 
     Raises ValueError for an engine that has verified nothing yet.
     """
     again = Button(description="replay my last run")
     width = FloatSlider(400, min=20, max=4000, step=20, description="window, ms", continuous_update=False)
     where = FloatSlider(0.5, min=0, max=1, step=0.01, description="where", continuous_update=False)
-    read = {"schedule": schedule_of(engine.trace.events)}
+    read = {"schedule": schedule_of(last_run(engine.trace.events))}
 
     def draw() -> Figure:
         whole = read["schedule"]
@@ -59,7 +59,7 @@ def replay(engine: "Engine") -> Panel:
     panel = Panel([again, where, width], draw)
 
     def reread(_button) -> None:
-        read["schedule"] = schedule_of(engine.trace.events)
+        read["schedule"] = schedule_of(last_run(engine.trace.events))
         panel.refresh()
 
     again.on_click(reread)

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 import warnings
+import weakref
 
 import pytest
 import tiny
@@ -14,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 
 from spin_core.engine import Engine
 from spin_core.pipeline import DRAFT, VERIFY, StageTimeout
-from spin_core.pipeline.replay import replay
+from spin_core.pipeline.replay import last_run, replay
 from spin_core.request import FinishReason, SamplingParams
 
 GREEDY = SamplingParams(max_new_tokens=16, stop_ids=())
@@ -150,6 +151,9 @@ def test_a_sequential_run_can_be_replayed_too():
     seconds = engine.trace.metrics()["seconds"]
     assert schedule.busy(DRAFT) == pytest.approx(seconds["draft"])
     assert schedule.busy(VERIFY) == pytest.approx(seconds["target"] + seconds["verify"])
+    told = len(engine.trace.events)
+    engine.generate([[3, 4]], GREEDY)
+    assert last_run(engine.trace.events) == engine.trace.events[told:]
 
 
 # ---- faults
@@ -289,6 +293,14 @@ def test_a_consumer_that_stops_listening_ends_its_requests_and_no_others(count):
     drain(engine)
     assert other.output_ids == texts(Engine(tiny.family(), "near", 3), [([9, 9], GREEDY, "near")])[0]
     tiny.assert_idle(engine)
+
+
+@pytest.mark.parametrize("count", [1, 2, "auto"])
+def test_nothing_holds_on_to_finished_requests(count):
+    engine = pipelined(count)
+    gone = [weakref.ref(r) for r in engine.generate([[i, 4] for i in range(5)], GREEDY)]
+    gc.collect()
+    assert not [r for r in gone if r() is not None]
 
 
 def test_who_works_for_an_engine_ends_with_it():

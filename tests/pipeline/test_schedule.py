@@ -75,6 +75,8 @@ def test_spans_that_overlap_count_once_and_windows_cut():
     assert schedule.busy(DRAFT) == 3 and schedule.ideal == 3 and schedule.efficiency == 0.6
     part = schedule.between(2.5, 4)
     assert part.busy(DRAFT) == 0.5 and part.busy(VERIFY) == 1 and part.bubbles(DRAFT) == [(3, 4)]
+    idle = schedule.between(7, 8)
+    assert idle.bubbles(DRAFT) == [(7, 8)] and idle.efficiency == 0
 
 
 @pytest.mark.parametrize("call", [lambda: simulate([], []), lambda: simulate([1], [1, 2]), lambda: simulate([-1], [1]),

@@ -1,0 +1,128 @@
+"""The pipeline's lesson: its exercises are checked rightly, its pictures and widgets show what they are given."""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+import matplotlib
+import pytest
+import tiny
+from matplotlib.image import imread
+
+from spin_core.bench import pipeline as bench
+from spin_core.engine import Engine
+from spin_core.lessons import pipeline as lesson
+from spin_core.pipeline import Decision, simulate
+from spin_core.plots import pipeline as plots, png
+from spin_core.request import SamplingParams
+from spin_core.widgets import pipeline as widgets
+
+matplotlib.use("Agg")
+PARAMS = SamplingParams(max_new_tokens=24, stop_ids=())
+PROMPTS = [[i, 4, i] for i in range(4)]
+
+
+def finish(draft, verify):
+    drafted = verified = 0
+    for d, v in zip(draft, verify):
+        drafted += d
+        verified = max(drafted, verified) + v
+    return verified
+
+
+def best_count(draft, verify, fixed, most):
+    def seconds(m):
+        d, v = (t * (fixed + (1 - fixed) / m) for t in (draft, verify))
+        return d + (m - 1) * max(d, v) + v
+    return min(range(1, most + 1), key=seconds)
+
+
+@pytest.mark.parametrize("check, right, wrong", [
+    (lesson.check_finish, finish, [(lambda d, v: sum(d) + sum(v), "taking turns"),
+                                   (lambda d, v: max(sum(d), sum(v)), "The ideal forgets"),
+                                   (lambda d, v: "soon", "a number of seconds"),
+                                   (lambda d, v: 1 / 0, "raised ZeroDivisionError")]),
+    (lesson.check_best_count, best_count, [(lambda *a: 1, "a round"), (lambda *a: 0, "a number in 1"),
+                                           (lambda *a: 2.0, "a number in 1"), (lambda *a: 1 / 0, "raised ZeroDivisionError"),
+                                           (lambda *a: 2, "a round"), (lambda *a: 9, "a round")])])
+def test_exercises(check, right, wrong):
+    assert check(lambda *a: ...).status == "open" and check(lambda *a: None).status == "open"
+    assert check(right).status == "right"
+    for solution, why in wrong:
+        answer = check(solution)
+        assert answer.status == "wrong" and why in answer.message
+
+
+def words(figure) -> str:
+    return "\n".join(t.get_text() for t in figure.findobj(matplotlib.text.Text))
+
+
+TURNS, BESIDE = simulate([1.0], [2.0], 2, overlap=False), simulate([0.5] * 2, [1.0] * 2, 2)
+CLIMB = [Decision(0, 1, "start with one", {}), Decision(1, 2, "try one more", {1: 9.0}),
+         Decision(2, 1, "more is worse", {1: 9.0, 2: 7.0})]
+FIGURES = {
+    "gantt": lambda: plots.gantt({"turns": TURNS, "beside": BESIDE}, title="t"),
+    "idle gantt": lambda: plots.gantt({"idle": BESIDE.between(50, 51)}),
+    "microbatches": lambda: plots.microbatches([1, 2], ([9, 8], [8, 7], [10, 9]), 9.5, {"m": [1, 1.2]}, {1: 1, 4: 1.29},
+                                               chosen=[1]),
+    "nothing published": lambda: plots.microbatches([1], ([9], [8], [10]), 9.5, {"m": [1]}, {}),
+    "heuristic": lambda: plots.heuristic(CLIMB, {1: 1.0, 2: 0.8}, 0.99),
+    "no climb": lambda: plots.heuristic(CLIMB[:1], {1: 1.0}, 0.99),
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_renders_without_a_warning(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert imread(io.BytesIO(png(FIGURES[name](), dpi=60))).shape[1] == pytest.approx(576, abs=1)
+
+
+def test_the_chart_prints_busy_shares_and_efficiency():
+    said = words(FIGURES["gantt"]())
+    assert "33% busy" in said and "67% busy" in said and "overlap efficiency 67%" in said
+    assert f"overlap efficiency {BESIDE.efficiency:.0%}" in said and "bubble: the stage waits" in said
+
+
+def test_the_longest_climb_is_shown():
+    other = [Decision(5, 1, "the load has changed: start again", {}), Decision(6, 1, "no more to try", {1: 3.0})]
+    assert lesson.climb([*CLIMB, *other]) == CLIMB
+    assert lesson.climb(CLIMB[:2]) == [CLIMB[1]]
+
+
+def test_sliders_simulate_and_runs_are_replayed():
+    panel = widgets.overlap(draft=20, verify=40, fixed=0.3, count=2)
+    before = panel.picture.value
+    panel.children[0].children[3].value = 5
+    assert panel.picture.value != before
+    engine = Engine(tiny.family(), "near", 3, pipeline=2)
+    with pytest.raises(ValueError, match="no verification"):
+        widgets.replay(engine)
+    engine.generate(PROMPTS, PARAMS)
+    panel = widgets.replay(engine)
+    before = panel.picture.value
+    engine.generate(PROMPTS[:2], PARAMS)
+    panel.children[0].children[0].click()
+    assert panel.picture.value != before
+
+
+def test_the_benchmark_compares_engines_over_a_full_batch():
+    contestants = bench.engines(tiny.family(), 4, [1, 2, 9], drafter="near", gamma=2)
+    assert list(contestants) == ["off", 1, 2, "auto"], "no more micro-batches than requests"
+    runs = bench.sweep(contestants, PROMPTS, PARAMS, repeats=2, warm=1)
+    assert all(run.texts == runs["off"][0].texts for some in runs.values() for run in some)
+    assert runs[2][0].count == 2 and 0 < runs[2][0].schedule.efficiency <= 1
+    rows = bench.summarise(runs)
+    assert rows["off"]["draft_busy"] + rows["off"]["verify_busy"] <= 1 + 1e-9 and rows[1]["goodput"] > 0
+    assert bench.ratio(runs, "off", "off") == 1
+    with pytest.raises(ValueError, match="allow more new tokens"):
+        bench.measure([], [object()])
+
+
+def test_synthetic_stages_overlap_and_the_interpreter_lock_is_measured(monkeypatch):
+    monkeypatch.setattr(bench, "TRIALS", 1)
+    turns, beside = bench.synthetic(5e-4, 5e-4, rounds=4, count=2)
+    assert turns["micro_batches"] == 1 and beside["micro_batches"] == 2
+    assert turns["efficiency"] > 0 and beside["efficiency"] > 0     # how much is for a quiet machine to say
+    assert [row["slowdown"] > 0 for row in bench.interpreter_lock()] == [True, True]
