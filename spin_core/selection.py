@@ -115,12 +115,13 @@ class Selection:
     # ---- moving
 
     def _ready(self, name: str, request: Request) -> bool:
-        """May that drafter draft for the request now? It is not reading it, and has hardly more to read."""
+        """May that drafter draft for the request now? It is not reading it, and has hardly more to read, or nothing
+        because it looks up and has found something."""
         if name in self.engine.retired or self.catch_ups.reading(name, request.slot):
             return False
         try:
             drafter = self.engine.drafter_called(name)
-            return drafter.quick or drafter.missing(request) <= drafter.reads_along
+            return drafter.quick or drafter.missing(request) <= drafter.reads_along or drafter.available(request, 1) > 0
         except Exception as error:
             self.engine.retire(name, error)
             return False

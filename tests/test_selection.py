@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import threading
 import time
@@ -120,10 +121,9 @@ def test_no_policy_changes_a_greedy_text(policy, script, capacities, fast, seed,
             assert {e.drafter for e in steps(engine) if e.request == request.id and e.emitted} <= {"near"}
 
 
-@pytest.mark.parametrize("fast", [True, False], ids=["fast", "waiting"])
-def test_the_law_of_sampled_texts_is_the_targets_under_random_switching(fast):
+def test_the_law_of_sampled_texts_is_the_targets_under_random_switching():
     selector = Restless(["other", "subset", "near", "ngram", "ngram+other"], gamma=2, probes=0.1)
-    engine = Engine(law.family(), max_batch=256, max_len=16, selector=selector, fast_switching=fast)
+    engine = Engine(law.family(), max_batch=256, max_len=16, selector=selector)
     params = [law.PLAIN.with_(seed=s) for s in range(5000)]
     seen = Counter(tuple(r.output_ids) for r in engine.generate([law.PROMPT] * len(params), params))
     assert law.p_value(seen, law.law(law.PLAIN)) > 1e-3
@@ -197,18 +197,43 @@ def test_reading_along_says_what_the_drafter_would_have_drafted(fast):
     assert metrics["catch_up_seconds"] > 0 and metrics["seconds"]["select"] > 0
 
 
-def first_hits(name: str, request) -> list[float | None]:
+def first_hits(name: str, request, family: tiny.TinyFamily | None = None) -> list[float | None]:
     """Asked before every token of the output, would that drafter have said it? None: it says nothing."""
-    engine = Engine(tiny.family(), name, max_batch=1)
+    engine = Engine(family or tiny.family(), name, max_batch=1)
     drafter, grows, out = engine.drafter_called(name), request.snapshot(), []
     grows.output_ids, grows.slot = [], 0
     for token in request.output_ids:
         room = drafter.max_context - grows.length
+        engine.target.cache.truncate(0, 0)      # what a fed drafter reads are the target's states
+        engine.target.forward([0], [grows.length], grows.ids, [0])
+        engine.target.cache.truncate(0, grows.length - 1)
         said = drafter.propose([grows], [1]).tokens.tolist() if room > 0 else []
         drafter.rollback(0, grows.length)
         out.append(float(said == [token]) if said else None)
         grows.output_ids.append(token)
     return out
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_drafter_that_is_fed_reads_along_on_the_targets_states(fast):
+    """Its hits are those of a drafter that was there from the start; texts stay."""
+    family = tiny.fed_family()
+    family.drafters["near"] = tiny.family().drafters["near"]
+    selector = Restless(["fed", "near", "ngram+fed"], probes=0.4)
+    engine = Engine(family, max_batch=3, selector=selector, fast_switching=fast)
+    params = SamplingParams(max_new_tokens=25)
+    requests = {r.id: r for r in engine.generate([[i, 4, i, 4] * (i + 1) for i in range(6)], params)}
+    told = 0
+    for score in selector.scores:
+        if score.drafter == "fed":
+            truth = first_hits("fed", requests[score.request], family)
+            hits = [None if h != h else h for h in score.hits]
+            assert hits in [truth[i:i + len(hits)] for i in range(len(truth) - len(hits) + 1)]
+            told += len(hits)
+    assert told > 10 and Counter(e.drafter for e in steps(engine) if e.drafted)["fed"] > 3
+    for request in requests.values():
+        tiny.assert_greedy(family.target, request)
+    assert_served(engine, list(requests.values()))
 
 
 def test_a_step_that_fails_is_reported_as_failed():
@@ -325,6 +350,7 @@ class Broken(Restless):
         return object.__getattribute__(self, name)
 
 
+@pytest.mark.filterwarnings("ignore:the selector")
 def test_a_selector_that_raises_costs_no_request():
     engine = Engine(tiny.family(), max_batch=3, selector=Broken(POOL, probes=0.5), capacities={"near": 1})
     with pytest.warns(RuntimeWarning, match="the selector raised ArithmeticError in assign: assign went wrong"):
@@ -345,6 +371,7 @@ class Nonsense(Restless):
         return choices if self.rng.random() < 0.7 else {}
 
 
+@pytest.mark.filterwarnings("ignore:the selector")
 def test_a_selector_that_answers_nonsense_costs_no_request():
     engine = Engine(tiny.family(), max_batch=3, selector=Nonsense(POOL), capacities={"near": 1})
     with pytest.warns(RuntimeWarning, match="'nobody' is none of its arms"):
@@ -395,6 +422,15 @@ def test_without_fast_switching_everybody_waits_and_the_move_is_at_once():
     tiny.assert_greedy(engine.family.target, request, stop_ids=())
 
 
+def test_a_composition_whose_lookup_serves_need_not_wait_for_its_model():
+    """Lookup drafts from the first step on, though the model behind it has read nothing of a long prompt yet."""
+    engine = Engine(tiny.family(), max_batch=2, selector=make("fixed:ngram+near", ["ngram+near"], gamma=3))
+    request, = engine.generate([[5, 6, 7] * 26], SamplingParams(max_new_tokens=8, stop_ids=()))
+    first = steps(engine)[0]
+    assert first.drafter == "ngram+near" and first.drafted == [5, 6, 7]
+    tiny.assert_greedy(engine.family.target, request, stop_ids=())
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_random_delays_change_no_text(seed, monkeypatch):
     rng = random.Random(seed)
@@ -408,6 +444,25 @@ def test_random_delays_change_no_text(seed, monkeypatch):
     drain(engine)
     assert all(r.output_ids == plain(r.prompt_ids, len(r.output_ids)) for r in requests)
     assert all(len(r.output_ids) == 16 for r in requests if r.finish_reason is FinishReason.LENGTH)
+    assert_served(engine, requests)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(3))
+def test_reading_in_a_stream_of_its_own_changes_no_text(seed):
+    """On a GPU: texts of the CPU's plain decoding, in float64; and a drafter that is the target is always right."""
+    on_cpu = tiny.fed_family()
+    target = copy.deepcopy(on_cpu.target).to("cuda")
+    drafters = {"fed": copy.deepcopy(on_cpu.drafters["fed"].model), "near": tiny.family().drafters["near"].model,
+                "same": on_cpu.target}
+    family = tiny.TinyFamily(target, {name: tiny.TinyDrafter(name, copy.deepcopy(model).to("cuda"))
+                                      for name, model in drafters.items()})
+    engine = Engine(family, max_batch=4, selector=Restless([*drafters, "ngram", "ngram+near"], seed, probes=0.5))
+    requests = engine.generate([[i, 4, i, 5] * (i % 5 + 1) for i in range(12)], GREEDY)
+    for request in requests:
+        tiny.assert_greedy(on_cpu.target, request, stop_ids=())
+    assert all(e.accepted == len(e.drafted) for e in steps(engine) if e.drafter == "same")
+    assert engine.trace.metrics()["catch_up_tokens"] > 50
     assert_served(engine, requests)
 
 

@@ -19,6 +19,7 @@ class CompositeDrafter(Drafter):
     """
 
     max_context = 2**31
+    reads_along = 64        # its model falls behind while lookup serves
 
     def __init__(self, lookup: Drafter, fallback: Drafter) -> None:
         self.name = f"{lookup.name}+{fallback.name}"

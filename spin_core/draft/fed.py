@@ -9,12 +9,14 @@ both models share the head.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from spin_core.draft.base import Draft
+from spin_core.draft.base import CaughtUp, Draft, never
 from spin_core.draft.model import ModelDrafter
 from spin_core.request import Request
 from spin_core.runtime import ModelRunner
@@ -65,6 +67,13 @@ class FedDrafter(ModelDrafter):
     def missing(self, request: Request) -> int:
         # before the first token the target may not have read the prompt yet: there is nothing to feed on
         return super().missing(request) if request.output_ids else 0
+
+    def catch_up(self, requests: list[Request], stopped: Callable[[], bool] = never) -> list[CaughtUp]:
+        out = super().catch_up(requests, stopped)
+        for request, found in zip(requests, out):
+            if found.hits and found.first == len(request.prompt_ids):
+                found.hits[0] = None        # it would not have drafted the first token
+        return out
 
     def _feed(self, slots: list[int], counts: list[int]) -> dict[str, Tensor]:
         """The states before each of ``counts[b]`` tokens: the target's, or behind its text the drafter's own."""
