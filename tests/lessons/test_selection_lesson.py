@@ -1,0 +1,109 @@
+"""The selection lesson: its numbers add up, its pictures render, its exercises know right from wrong."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+from spin_core import plots as base
+from spin_core.lessons import selection as lesson
+from spin_core.plots import selection as plots
+from spin_core.select.synthetic import synthetic
+from spin_core.widgets import selection as widgets
+
+GAMMAS = {"reads": 4, "copies": 4}
+
+
+@pytest.fixture(scope="module")
+def recording():
+    return lesson.shifting(12, shift=False)
+
+
+@pytest.fixture(scope="module")
+def oracle(recording):
+    return lesson.ceiling(recording, GAMMAS)
+
+
+def test_the_oracle_loses_no_second_against_itself_and_others_do(recording, oracle):
+    best, run = oracle
+    assert set(best) <= {0, 1, 2}
+    _, lost = lesson.seconds_lost(run, run)
+    np.testing.assert_allclose(lost, 0, atol=1e-12)
+    tokens, lost = lesson.seconds_lost(lesson.play(recording, "random", GAMMAS), run)
+    assert (np.diff(tokens) > 0).all() and lost[-1] > 0
+
+
+def test_the_map_of_choices_holds_every_step_once(recording):
+    run = lesson.play(recording, "spin", GAMMAS)
+    grid = lesson.choice_map(run, 500)
+    assert (grid >= 0).sum(1).tolist() == np.bincount(run.request).tolist()
+    for request in range(len(recording)):
+        assert grid[request][grid[request] >= 0].tolist() == run.arm[run.request == request].tolist()
+
+
+def test_windows_add_up_to_the_replay(recording):
+    run = lesson.play(recording, "spin-full", GAMMAS)
+    tokens, goodput, shares = lesson.window(run, 10)
+    assert tokens[-1] == run.tokens
+    seconds = np.diff(np.append(0, tokens)) / goodput
+    assert seconds.sum() == pytest.approx(run.wall)
+    np.testing.assert_allclose(shares.sum(1), 1)
+
+
+def test_on_an_endless_request_random_choice_loses_in_proportion_and_learners_less():
+    curves, slope = lesson.endless(["random", "thompson"], 200, 2)
+    assert slope > 0
+    assert curves["thompson"][1][-1] < .6 * curves["random"][1][-1]
+
+
+def test_a_shift_changes_who_is_best():
+    first, second = (lesson.shifting(24, shift=True).take(rows) for rows in (range(12), range(12, 24)))
+    assert np.mean(lesson.ceiling(first, GAMMAS)[0] == 0) > .7 and np.mean(lesson.ceiling(second, GAMMAS)[0] == 1) > .7
+
+
+def test_all_pictures_render_without_a_warning(recording, oracle):
+    best, run = oracle
+    grid = lesson.choice_map(run, 20)
+    pictures = [
+        lambda: plots.bars({"spin": (3.0, .1), "fixed:reads": (2.0, .1)}, {"oracle-request": 3.2}, {"SPIN": 62.33}, title="t"),
+        lambda: plots.regret({"spin": ([1, 2], [0, 1])}, {"spin": ([1, 40], [0, 1]), "greedy": ([1, 40], [0, 9])}, .1),
+        lambda: plots.choices(grid, run.arms, best, title="a", also=(grid, "b")),
+        lambda: plots.choices(grid, run.arms),
+        lambda: plots.capacity([0, 8], {"spin": [1, 2], "fixed:reads": [1, 1], "oracle": [2, 2]}),
+        lambda: widgets.story(16, True, 1, 4, 8.0, 4)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for picture in pictures:
+            assert len(base.png(picture(), dpi=50)) > 1000
+
+
+def test_the_widget_follows_its_controls():
+    panel = widgets.replayed(16)
+    count, shift, *_, places = panel.children[0].children
+    seen = {panel.picture.value}
+    for control, value in ((shift, True), (places, 0)):
+        control.value = value
+        seen.add(panel.picture.value)
+    assert len(seen) == 3
+
+
+def test_the_exercises_know_right_from_wrong():
+    def shrink(tokens, seconds, rate, trust):
+        return (tokens + rate * trust) / (seconds + trust)
+
+    def budget(worth, cost):
+        values = sorted((w for row in worth for w in row), reverse=True)
+        return max(range(len(values) + 1), key=lambda n: (len(worth) + sum(values[:n])) / cost(len(worth) + n))
+
+    assert lesson.check_shrink(shrink).status == lesson.check_budget(budget).status == "right"
+    assert lesson.check_shrink(lambda *a: ...).status == lesson.check_budget(lambda *a: None).status == "open"
+    assert "divides by zero" in lesson.check_shrink(lambda tokens, seconds, r, t: tokens / seconds).message
+    assert lesson.check_budget(lambda worth, cost: sum(map(len, worth))).status == "wrong"
+    assert lesson.check_budget(lambda worth, cost: 1 / 0).status == "wrong"
+
+
+def test_unknown_workloads_are_refused():
+    with pytest.raises(ValueError, match="workload 'poems'"):
+        synthetic({}, {"a": .1}, ["poems"])
