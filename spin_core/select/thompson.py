@@ -25,7 +25,9 @@ class Thompson(Greedy):
     def weights(self, seats: Sequence[Seat]) -> ndarray:
         rows = self.ledger.rows(s.request for s in seats)
         count, total, square = np.maximum(self.sums, [[1], [0], [0]])
-        spread = np.sqrt(np.maximum(0, square / count - (total / count) ** 2))
+        # one more observation, as far off as rewards are large: after a single step nobody knows a spread
+        far = self.sums[1].sum() / max(1, self.sums[0].sum())
+        spread = np.sqrt((np.maximum(0, square - total ** 2 / count) + far ** 2) / count)
         noise = self.rng.standard_normal((len(seats), len(self.arms))) * spread
         return untried_first(self.ledger.rates(rows) + noise / np.sqrt(self.ledger.steps[rows].clip(1)), self.rng)
 
