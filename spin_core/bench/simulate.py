@@ -1,7 +1,7 @@
 """The simulator: how many request-steps it makes per second, and whether its clock is right on this machine.
 
-Speed is measured over the paper's setting. For the clock the engine serves the test split with every drafter, gamma
-and batch of a grid, and the simulator serves the same, told only
+Speed is measured over the paper's setting. For the clock the engine serves the test split with every
+drafter, gamma and batch of a grid, and the simulator serves the same, told only
 
 * what passes of each model take by rows, measured apart from the engine, and
 * what a step takes beside its passes, measured on *plain decoding* at the same batch,
@@ -77,7 +77,8 @@ def speed(requests: int, repeats: int) -> list[dict]:
                     start = time.perf_counter()
                     done = simulate(texts, costs, chooser, batch=batch)
                     seconds.append(time.perf_counter() - start)
-                rows.append({"policy": policy, "strategy": strategy, "batch": batch, "request_steps": done.request_steps,
+                rows.append({"policy": policy, "strategy": strategy, "batch": batch,
+                             "request_steps": done.request_steps,
                              "request_steps_per_s": done.request_steps / min(seconds)})
     return rows
 
@@ -93,10 +94,11 @@ def validate(family, prompts, batches, gammas, max_new_tokens: int, repeats: int
         for drafter in models:
             for gamma in gammas:
                 engine = serve(family, prompts, params, batch, drafter, gamma)
-                simulated = simulate(recording(engine, drafter, passes), Tables(passes, overhead), drafter, batch=batch,
-                                     gamma=gamma)
-                rows.append({"batch": batch, "drafter": drafter, "gamma": gamma, "measured": engine.trace.metrics()["goodput"],
-                             "simulated": simulated.goodput, "ratio": simulated.goodput / engine.trace.metrics()["goodput"]})
+                measured = engine.trace.metrics()["goodput"]
+                simulated = simulate(recording(engine, drafter, passes), Tables(passes, overhead), drafter,
+                                     batch=batch, gamma=gamma).goodput
+                rows.append({"batch": batch, "drafter": drafter, "gamma": gamma, "measured": measured,
+                             "simulated": simulated, "ratio": simulated / measured})
     return rows
 
 
@@ -113,7 +115,8 @@ def steps(engine: Engine) -> list:
 
 
 def recording(engine: Engine, drafter: str, passes: dict[str, Passes]) -> Recording:
-    """The engine's trace as a recording of its one drafter: what was accepted where a step began, nothing elsewhere."""
+    """The engine's trace as a recording of its one drafter: what was accepted where a step began, nothing
+    elsewhere."""
     texts: dict[int, list] = {}
     for event in steps(engine):
         texts.setdefault(event.request, []).append(event)

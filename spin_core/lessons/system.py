@@ -7,7 +7,8 @@ from collections.abc import Callable
 from spin_core.lessons.exercises import OPEN, Answer
 from spin_core.simulate.profiles import BYTES, DRAFTERS, HARDWARE, TARGETS, Hardware, Model
 
-HEURISTIC = (("Alpaca", "68M", 8), ("Alpaca", "1.4B", 8), ("Alpaca", "1.4B", 32), ("CP", "1.4B", 32), ("CP", "1.4B", 64))
+HEURISTIC = (("Alpaca", "68M", 8), ("Alpaca", "1.4B", 8), ("Alpaca", "1.4B", 32), ("CP", "1.4B", 32),
+             ("CP", "1.4B", 64))
 """Data set, drafter and batch: who gains nothing from micro-batches, and who does."""
 
 
@@ -17,12 +18,14 @@ def floor(model: Model, card: Hardware, dtype: str = "fp16") -> float:
 
 
 def check_floor(solution: Callable) -> Answer:
-    """Exercise 7.1: ``solution(parameters, bytes_per_value, bandwidth)`` is the least time of a pass, in seconds."""
+    """Exercise 7.1: ``solution(parameters, bytes_per_value, bandwidth)`` is the least time of a pass, in
+    seconds."""
     for model in (*TARGETS.values(), DRAFTERS["68M"]):
         for card in HARDWARE.values():
             if (wrong := _wrong(solution, floor(model, card), model.read, 2, card.bandwidth)) is not None:
                 return Answer(*wrong(f"{model.name} on {card.name}"))
-    return Answer("right", "Every weight crosses the bus once, however many rows there are. Compare with the published times.")
+    return Answer("right", "Every weight crosses the bus once, however many rows there are. Compare with the "
+                           "published times.")
 
 
 def check_ridge(solution: Callable) -> Answer:

@@ -1,4 +1,5 @@
-"""The whole system at the paper's scale: goodput, the ablation ladder, micro-batches, and the heuristic's choice.
+"""The whole system at the paper's scale: goodput, the ablation ladder, micro-batches, and the heuristic's
+choice.
 
 Modelled numbers are solid, published ones hatched grey bars or stars. No figure mixes them without saying so.
 """
@@ -21,7 +22,8 @@ STAR = dict(marker="*", color=INK, markersize=13, linestyle="none", zorder=6)
 
 @styled
 def overall_goodput(goodput: Mapping[str, Mapping[str, Mapping[str, float]]], published: float) -> Figure:
-    """Tokens per second: ``goodput[target][data set][system]``, one panel per target; systems as in ``SYSTEMS``.
+    """Tokens per second: ``goodput[target][data set][system]``, one panel per target; systems as in
+    ``SYSTEMS``.
 
     Above SPIN's bar stands its ratio to vanilla; ``published`` is the paper's mean ratio.
     """
@@ -33,8 +35,8 @@ def overall_goodput(goodput: Mapping[str, Mapping[str, Mapping[str, float]]], pu
             values = [systems[name] for systems in sets.values()]
             panel.bar(x + (j - 1) * 0.27, values, 0.25, color=SYSTEMS[name], label=name)
         for i, systems in enumerate(sets.values()):
-            panel.text(i + 0.27, systems["SPIN"], f"{systems['SPIN'] / systems['vanilla']:.2f}×", ha="center", va="bottom",
-                       size=9, weight="bold")
+            panel.text(i + 0.27, systems["SPIN"], f"{systems['SPIN'] / systems['vanilla']:.2f}×", ha="center",
+                       va="bottom", size=9, weight="bold")
         panel.set(xticks=x, xticklabels=list(sets), title=target)
         panel.set_ylim(0, 1.15 * max(max(s.values()) for s in sets.values()))
         panel.grid(axis="x", visible=False)
@@ -48,7 +50,8 @@ def overall_goodput(goodput: Mapping[str, Mapping[str, Mapping[str, float]]], pu
 @styled
 def ablation(modelled: Mapping[str, Mapping[str, float]], published: Mapping[str, float], setting: str,
              times: Mapping[str, float], times_published: Mapping[str, float]) -> Figure:
-    """Left: speed-up over vanilla, rung by rung: ``modelled[data set][rung]``, and ``published`` for ``setting``.
+    """Left: speed-up over vanilla, rung by rung: ``modelled[data set][rung]``, and ``published`` for
+    ``setting``.
 
     Right, why they differ: seconds of one verification, ``times`` modelled and ``times_published``.
     """
@@ -61,8 +64,8 @@ def ablation(modelled: Mapping[str, Mapping[str, float]], published: Mapping[str
         left.text(r - 0.32, value + 0.02, f"{value:.2f}", size=9.5)
     for j, ((name, ratios), (colour, marker)) in enumerate(zip(modelled.items(), SETS)):
         shift = (j - (len(modelled) - 1) / 2) * 0.14
-        left.plot(x + shift, [ratios[r] for r in rungs], marker, color=colour, markeredgecolor="white", label=f"modelled: {name}",
-                  zorder=5, markersize=8.5)
+        left.plot(x + shift, [ratios[r] for r in rungs], marker, color=colour, markeredgecolor="white",
+                  label=f"modelled: {name}", zorder=5, markersize=8.5)
     left.axhline(1, color=INK, linewidth=1, linestyle=":")
     left.set(xticks=x, xticklabels=rungs, ylabel="goodput over vanilla", title="The ladder")
     left.set_ylim(0, 1.5 * max(*published.values(), *(v for r in modelled.values() for v in r.values())))
@@ -119,8 +122,10 @@ def microbatch_heuristic(cases: Sequence[Mapping]) -> Figure:
     left.set(yticks=y, yticklabels=[c["name"] for c in cases], xlabel="micro-batches", title="Which number",
              xlim=(0.5, max(max(c["best"], c["chosen"]) for c in cases) + 0.9), ylim=(len(cases) - 0.5, -0.5))
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
-    right.barh(y - 0.18, [c["right"] for c in cases], 0.34, color=tint(RED, 0.85), label="its number, without trying others")
-    right.barh(y + 0.18, [c["share"] for c in cases], 0.34, color=tint(RED, 0.4), label="with the time that trying took")
+    right.barh(y - 0.18, [c["right"] for c in cases], 0.34, color=tint(RED, 0.85),
+               label="its number, without trying others")
+    right.barh(y + 0.18, [c["share"] for c in cases], 0.34, color=tint(RED, 0.4),
+               label="with the time that trying took")
     for row, case in zip(y, cases):
         right.text(case["right"] + 0.01, row - 0.18, f"{case['right']:.2f}", va="center", size=8.5)
         right.text(case["share"] + 0.01, row + 0.18, f"{case['share']:.2f}", va="center", size=8.5)

@@ -1,18 +1,20 @@
 """Made-up recordings at the paper's scale: who would have accepted what, where the models are not at hand.
 
-No recording of the paper's models is public. What is: for the 265M drafter against LLaMA-7B, the mean number of
-consecutive greedy matches and the hit rate on three data sets (its model card), and for how many requests it is the best
-of the five on two of them (SPIN). We make recordings with exactly these properties, and say which part is ours:
+No recording of the paper's models is public. What is: for the 265M drafter against LLaMA-7B, the mean number
+of consecutive greedy matches and the hit rate on three data sets (its model card), and for how many requests
+it is the best of the five on two of them (SPIN). We make recordings with exactly these properties, and say
+which part is ours:
 
 * Along a text a drafter's hits come in runs: a two-state chain with hit rate h and correlation rho, so that
   P(hit | hit) = h + rho (1 - h). We read "consecutive matches" as the mean length of a run of hits.
 * Requests differ: logit h = mean + difficulty (shared by all drafters) + taste (its own). Ours: both spreads.
-* Bigger drafters hit more: the logit of the mean hit rate grows by ``GAIN`` per factor e in size (ours). 265M stands
-  ``lead`` above this line. On Alpaca and on CP the lead is set so that 265M is the best, in goodput, for the published
-  share of requests; CIP's is the mean of both.
+* Bigger drafters hit more: the logit of the mean hit rate grows by ``GAIN`` per factor e in size (ours).
+  265M stands ``lead`` above this line. On Alpaca and on CP the lead is set so that 265M is the best, in
+  goodput, for the published share of requests; CIP's is the mean of both.
 * Lengths of prompts and answers are log-normal. Ours: medians and spreads.
 
-Hit rates against 13B and 30B are taken to be those against 7B, which is ours too, and kind to the big targets.
+Hit rates against 13B and 30B are taken to be those against 7B, which is ours too, and kind to the big
+targets.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ ANCHOR = "265M"
 
 @dataclass(frozen=True)
 class DataSet:
-    """``hit``, ``run``: published, of 265M against LLaMA-7B. ``lead``: of its logit over the others' line. Medians in tokens."""
+    """``hit``, ``run``: published, of 265M against LLaMA-7B. ``lead``: of its logit over the others' line.
+    Medians in tokens."""
 
     name: str
     hit: float
@@ -77,8 +80,7 @@ def recording(name: str, requests: int, passes: Mapping[str, Passes], seed: int 
         lengths.append(int(np.clip(answer, 8, 512)))
         accepted.append(_chains(data, lengths[-1], rng))
     accepted = np.concatenate(accepted, 1)
-    about = {"kind": "modelled", "source": "synthetic acceptance, calibrated to the 265M model card and to SPIN's shares of "
-                                           "best SSMs", "seed": seed}
+    about = {"kind": "modelled", "source": "made up; calibrated to the 265M model card and to SPIN's shares of the best", "seed": seed}
     return Recording(tuple(DRAFTERS), accepted, np.full_like(accepted, MAX_GAMMA), np.append(0, np.cumsum(lengths)),
                      np.array(prompts), tuple(sets[r % len(sets)].name for r in range(requests)),
                      tuple(f"{name}-{r}" for r in range(requests)), dict(passes), about=about)
@@ -110,7 +112,8 @@ _LAWS: dict[tuple[DataSet, str], tuple[float, float]] = {}
 
 
 def _law(data: DataSet, drafter: str) -> tuple[float, float]:
-    """The centre of logit h that gives the mean hit rate, and rho such that runs of 265M have the published length.
+    """The centre of logit h that gives the mean hit rate, and rho such that runs of 265M have the published
+    length.
 
     Runs: E[hits] / E[ends of runs] = E[h] / E[h (1 - h) (1 - rho)].
     """

@@ -6,12 +6,14 @@ A pass over n rows (tokens, of all requests together) of a model with N paramete
     attention = layers * what the plan of :mod:`spin_core.decompose` charges with this device's constants
     pass      = max(products + attention, launches) + all-reduces + turn
 
-Launching runs ahead of the device, so the slower of the two counts: small deep models wait for launches, big ones do
-not. Over D devices (tensor parallel) weights, heads and arithmetic are split, and two all-reduces per layer added.
+Launching runs ahead of the device, so the slower of the two counts: small deep models wait for launches, big
+ones do not. Over D devices (tensor parallel) weights, heads and arithmetic are split, and two all-reduces
+per layer added.
 
-Verification attends in one of two ways. "padded": as many rows and keys as the longest request, for everybody. A batch
-whose requests accept different numbers of tokens has to be padded anew at every step, so ``gathered`` keys and values
-are copied first; a padded batch that stays in place does not pay this. "decomposed": SPIN's pieces, read in place.
+Verification attends in one of two ways. "padded": as many rows and keys as the longest request, for
+everybody. A batch whose requests accept different numbers of tokens has to be padded anew at every step, so
+``gathered`` keys and values are copied first; a padded batch that stays in place does not pay this.
+"decomposed": SPIN's pieces, read in place.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ class PassCosts(Protocol):
         """What ``rows`` tokens that a drafter has missed add to its first pass, over ``beside`` rows."""
 
     def verify(self, lengths: ndarray, drafted: ndarray, extra: int = 0, width: int = 0) -> Verified:
-        """A target pass: committed tokens and drafted ones per request ``[B]``, and ``extra`` rows of prompts.
+        """A target pass: committed tokens and drafted ones per request ``[B]``, and ``extra`` rows of
+        prompts.
 
         ``width``: of the pieces last time; 0 searches anew.
         """
@@ -69,7 +72,8 @@ class Roofline:
         if strategy not in STRATEGIES:
             raise ValueError(f"Roofline: unknown strategy {strategy!r}; known: {', '.join(STRATEGIES)}")
         if devices < 1 or target.kv_heads % devices:
-            raise ValueError(f"Roofline: the {target.kv_heads} kv heads of {target.name} cannot be split over {devices} devices")
+            raise ValueError(f"Roofline: the {target.kv_heads} kv heads of {target.name} cannot be "
+                             f"split over {devices} devices")
         self.target, self.drafters, self.hardware, self.devices = target, dict(drafters), hardware, devices
         self.strategy, self.gathered, self.shared, self.dtype = strategy, gathered, shared, dtype
         self.attention = attention_costs(target, hardware, devices, dtype)
@@ -109,7 +113,8 @@ class Roofline:
         return plan(keys.tolist(), queries.tolist(), "decomposed", costs=self.attention).width
 
     def gathering(self, true: int, touched: int) -> float:
-        """Seconds per layer to copy keys and values into a padded batch: read what there is, write the padded."""
+        """Seconds per layer to copy keys and values into a padded batch: read what there is, write the
+        padded."""
         if not self.gathered:
             return 0.0
         per_key = self.target.kv_bytes(self.dtype) / self.target.layers / self.devices
@@ -126,11 +131,13 @@ class Roofline:
     @property
     def kv_room(self) -> int:
         """Tokens whose keys and values fit beside the target's weights, on all devices together."""
-        free = self.devices * (self.hardware.memory - self.hardware.reserve) - self.target.parameters * BYTES[self.dtype]
+        room = self.devices * (self.hardware.memory - self.hardware.reserve)
+        free = room - self.target.parameters * BYTES[self.dtype]
         return int(free // self.target.kv_bytes(self.dtype))
 
     def memory(self, lengths: Sequence[int]) -> float:
-        """Bytes for weights and for a batch of these lengths; more than the devices have means: out of memory.
+        """Bytes for weights and for a batch of these lengths; more than the devices have means: out of
+        memory.
 
         A padded batch holds every request at the length of the longest, and a copy of one layer if gathered.
         """

@@ -1,9 +1,9 @@
 """SPIN's evaluation on the paper's hardware, modelled: the setting, and the runs behind the figures.
 
-Known: V100s, each drafter on one of its own, LLaMA-7B on one, 13B on two, 30B on four; batch 8; the data sets. Not
-known, and chosen here: cards of 32 GB, 16-bit weights, four drafted tokens, and that "vanilla", one fixed drafter over
-padded batches that are gathered anew at every step, uses the 68M model. Which drafter that is moves every ratio, so
-the best fixed drafter in hindsight always stands beside it.
+Known: V100s, each drafter on one of its own, LLaMA-7B on one, 13B on two, 30B on four; batch 8; the data
+sets. Not known, and chosen here: cards of 32 GB, 16-bit weights, four drafted tokens, and that "vanilla",
+one fixed drafter over padded batches that are gathered anew at every step, uses the 68M model. Which drafter
+that is moves every ratio, so the best fixed drafter in hindsight always stands beside it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from spin_core.simulate.profiles import DRAFTERS, HARDWARE, TARGETS, TENSOR_PARA
 from spin_core.simulate.simulator import Run, simulate
 
 CARD, BATCH, GAMMA, VANILLA = "V100-32GB", 8, 4, "68M"
-RUNGS = {"vanilla": (None, "padded", 1), "+ selection": ("spin", "padded", 1), "+ decomposition": ("spin", "decomposed", 1),
-         "+ pipeline": ("spin", "decomposed", "auto")}
+RUNGS = {"vanilla": (None, "padded", 1), "+ selection": ("spin", "padded", 1),
+         "+ decomposition": ("spin", "decomposed", 1), "+ pipeline": ("spin", "decomposed", "auto")}
 """Rung -> policy (None: one drafter for all), verification, micro-batches."""
 
 # Published (SPIN, arXiv 2503.15921): speed-up over vanilla speculation. Numbers of figures above 7 are inferred.
@@ -51,7 +51,8 @@ def texts(data_set: str, requests: int, seed: int = 0) -> Recording:
 def serve(data_set: str, target: str, policy: str, *, strategy: str = "decomposed", micro_batches: int | str = 1,
           requests: int = 200, batch: int = BATCH, card: str = CARD, dtype: str = "fp16",
           seed: int = 0) -> Run:
-    """One system over one data set, all requests at once. ``policy``: a drafter, "none", or a selection policy."""
+    """One system over one data set, all requests at once. ``policy``: a drafter, "none", or a selection
+    policy."""
     chooses = policy not in DRAFTERS and policy != NONE
     return simulate(texts(data_set, requests, seed), system(target, strategy, card, dtype=dtype),
                     make(policy, list(DRAFTERS), gamma=GAMMA, seed=seed) if chooses else policy, batch=batch, gamma=GAMMA,
@@ -89,15 +90,18 @@ def stages(data_set: str, drafter: str, batch: int = BATCH, requests: int = 200)
     return whole | {f"{stage} fixed": min(1.0, one[stage] / whole[stage]) for stage in whole}
 
 
-def supposed_gains(stage: dict[str, float], fixed: float, counts: Sequence[int], batch: int = BATCH) -> dict[int, float]:
-    """Gains of micro-batches by the pipeline's own model, had both stages (of :func:`stages`) this ``fixed`` share."""
+def supposed_gains(stage: dict[str, float], fixed: float, counts: Sequence[int],
+                   batch: int = BATCH) -> dict[int, float]:
+    """Gains of micro-batches by the pipeline's own model, had both stages (of :func:`stages`) this ``fixed``
+    share."""
     rate = {m: throughput(stage["draft"], stage["verify"], m, draft_fixed=fixed, verify_fixed=fixed, batch=batch)
             for m in (1, *counts)}
     return {m: rate[m] / rate[1] for m in counts}
 
 
 def heuristic_case(data_set: str, drafter: str, batch: int, counts: Sequence[int], **more) -> dict:
-    """How the heuristic does against the best of ``counts`` in hindsight: what ``plots.system`` shows of it."""
+    """How the heuristic does against the best of ``counts`` in hindsight: what ``plots.system`` shows of
+    it."""
     goodput = {m: serve(data_set, "LLaMA-7B", drafter, micro_batches=m, batch=batch, **more).goodput for m in counts}
     best = max(goodput, key=goodput.get)
     run = serve(data_set, "LLaMA-7B", drafter, micro_batches="auto", batch=batch, **more)
@@ -112,9 +116,11 @@ def heuristic_case(data_set: str, drafter: str, batch: int, counts: Sequence[int
 
 def verification_latency(data_set: str, batches: Sequence[int], target: str = "LLaMA-7B", card: str = CARD,
                          steps: int = 40, seed: int = 0) -> dict[str, list[float]]:
-    """Mean seconds of a verification by batch size: requests of the data set at random moments of their answers."""
+    """Mean seconds of a verification by batch size: requests of the data set at random moments of their
+    answers."""
     rec, rng = texts(data_set, 200, seed), np.random.default_rng(seed)
-    ways = {"padded, gathered": system(target, "padded", card), "padded, in place": system(target, "padded", card, False),
+    ways = {"padded, gathered": system(target, "padded", card),
+            "padded, in place": system(target, "padded", card, False),
             "decomposed": system(target, "decomposed", card)}
     out: dict[str, list[float]] = {name: [] for name in ways}
     for batch in batches:
@@ -127,7 +133,8 @@ def verification_latency(data_set: str, batches: Sequence[int], target: str = "L
 
 def verification_memory(data_set: str, batches: Sequence[int], target: str = "LLaMA-7B", card: str = CARD,
                         seed: int = 0) -> dict[str, list[float]]:
-    """Bytes for weights and a batch whose requests have all reached their end, by batch size; "card": what there is."""
+    """Bytes for weights and a batch whose requests have all reached their end, by batch size; "card": what
+    there is."""
     rec = texts(data_set, 200, seed)
     final = (rec.prompts + rec.lengths + GAMMA).tolist()
     held = {strategy: [system(target, strategy, card).memory(final[:batch]) for batch in batches]

@@ -1,9 +1,10 @@
 """What devices can do and how big models are: the constants behind every modelled number.
 
-Peak numbers are the makers' data sheets. Nobody reaches them, so each profile says which share of the peak it takes
-for granted: ``compute`` of the arithmetic and ``traffic`` of the memory bandwidth. These shares, and the seconds
-and bytes with defaults below, are our assumptions, common values for well-written code, and not fitted to any published result. For the
-reader's own machine :func:`fit` finds bandwidth and overhead from measured passes.
+Peak numbers are the makers' data sheets. Nobody reaches them, so each profile says which share of the peak
+it takes for granted: ``compute`` of the arithmetic and ``traffic`` of the memory bandwidth. These shares,
+and the seconds and bytes with defaults below, are our assumptions, common values for well-written code, and
+not fitted to any published result. For the reader's own machine :func:`fit` finds bandwidth and overhead
+from measured passes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ KERNELS = 15            # per layer: norms, projections, rotations, cache, atten
 
 @dataclass(frozen=True)
 class Hardware:
-    """One device. ``flops``: peak FLOP/s by dtype. ``bandwidth`` and ``link`` (to its peers): bytes/s. ``memory``: bytes.
+    """One device. ``flops``: peak FLOP/s by dtype. ``bandwidth`` and ``link`` (to its peers): bytes/s.
+    ``memory``: bytes.
 
     ``compute``, ``traffic``: the shares of the peaks that are reached. Seconds: ``launch``, that a kernel takes to
     launch; ``latency``: of an all-reduce of nothing; ``turn``: of the way to the host and back between two passes.
@@ -92,7 +94,8 @@ class Model:
 
     @property
     def read(self) -> int:
-        """Parameters that a pass reads: layers, final norm, head. Of the embedding it reads a few rows only."""
+        """Parameters that a pass reads: layers, final norm, head. Of the embedding it reads a few rows
+        only."""
         return self.layers * self.layer + self.width + self.vocab * self.width
 
     @property
@@ -123,7 +126,8 @@ TENSOR_PARALLEL = {"LLaMA-7B": 1, "LLaMA-13B": 2, "LLaMA-30B": 4}      # SPIN's 
 
 
 def fit(model: Model, passes: Passes, dtype: str = "fp32", name: str = "this machine") -> Hardware:
-    """The profile that explains measured ``passes`` of ``model``: roofline plus overhead, in the least-squares sense.
+    """The profile that explains measured ``passes`` of ``model``: roofline plus overhead, in the
+    least-squares sense.
 
     Arithmetic comes from the slope between the passes of most rows, bandwidth and launches from the fewest: a pass
     of one row reads every weight once. Both shares are then 1, since the numbers are what was reached. Launches are
@@ -134,5 +138,5 @@ def fit(model: Model, passes: Passes, dtype: str = "fp32", name: str = "this mac
     if slope <= 0:
         raise ValueError(f"fit: a pass over {rows[-1]:.0f} rows took no longer than one over {rows[-2]:.0f}")
     return Hardware(name, {dtype: 2 * model.read / slope}, model.read * BYTES[dtype] / seconds[0], float("inf"),
-                    float("inf"), f"fitted to measured passes of {model.name}", compute=1.0, traffic=1.0, launch=0.0, latency=0.0,
-                    turn=0.0, reserve=0.0)
+                    float("inf"), f"fitted to measured passes of {model.name}", compute=1.0, traffic=1.0,
+                    launch=0.0, latency=0.0, turn=0.0, reserve=0.0)

@@ -1,17 +1,19 @@
 """A serving system on hardware that is not at hand: requests, batches, two stages, a clock.
 
-What is accepted is read off a recording, what a pass takes off a cost model; who drafts is decided by the selectors
-that serve live, pieces by the planner, the number of micro-batches by the pipeline's heuristic. One turn of the loop
-(:meth:`_System._flight`) is one group's way through a step:
+What is accepted is read off a recording, what a pass takes off a cost model; who drafts is decided by the
+selectors that serve live, pieces by the planner, the number of micro-batches by the pipeline's heuristic.
+One turn of the loop (:meth:`_System._flight`) is one group's way through a step:
 
     admit -> assign -> draft (every drafter on its device) -> verify (on the target's) -> commit -> observe
 
-The running requests are split into groups, the micro-batches. Groups take turns, and a device does one thing at a
-time, in the order of these turns. With one group drafters and target take turns; with more, one group is verified while
-another is drafted for, if drafters have devices of their own. A request's first step also reads its prompt: as further
-rows of the target's pass and of its drafter's first; so does every drafter that takes over what it has not read.
+The running requests are split into groups, the micro-batches. Groups take turns, and a device does one thing
+at a time, in the order of these turns. With one group drafters and target take turns; with more, one group
+is verified while another is drafted for, if drafters have devices of their own. A request's first step also
+reads its prompt: as further rows of the target's pass and of its drafter's first; so does every drafter that
+takes over what it has not read.
 
-Left out: the way of tokens between devices, sampling, stop strings, and reading along for policies that learn from it.
+Left out: the way of tokens between devices, sampling, stop strings, and reading along for policies that
+learn from it.
 """
 
 from __future__ import annotations
@@ -19,82 +21,19 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy import ndarray
 
-from spin_core.pipeline.heuristic import Decision, Heuristic, Load
-from spin_core.pipeline.schedule import DRAFT, VERIFY, Schedule, Span
+from spin_core.pipeline.heuristic import Heuristic, Load
+from spin_core.pipeline.schedule import VERIFY
 from spin_core.select.base import NONE, Outcome, Seat, Selector
 from spin_core.select.costs import AffineCost, shares
 from spin_core.select.recording import Recording
 from spin_core.simulate.costs import PassCosts
+from spin_core.simulate.outcome import STEP_FIELDS, Run
 
-RENEW = 8               # steps after which the width of the pieces is searched anew; so it is when a request comes or goes
-STEP_FIELDS = ("start", "drafted", "begin", "end", "size", "rows", "needed", "touched", "emitted", "draft", "held", "group")
-
-
-@dataclass
-class Run:
-    """What happened. ``steps``: one array per field of ``STEP_FIELDS``, one entry per step of a group; the first four are
-    times: drafting begins and ends, verification begins and ends. ``needed``, ``touched``: keys without and with
-    padding; ``draft``: seconds of drafting, were the group alone; ``held``: tokens of memory reserved by all running requests.
-    ``arrived``, ``admitted``, ``finished``: times by request. ``served``: steps by drafter. ``events``: one
-    (step, request, drafter, drafted, accepted) per request and step, if asked for.
-    """
-
-    steps: dict[str, ndarray]
-    lengths: ndarray
-    arrived: ndarray
-    admitted: ndarray
-    finished: ndarray
-    served: dict[str, int]
-    decisions: list[Decision]
-    events: list[tuple[int, int, str, int, int]]
-
-    @property
-    def tokens(self) -> int:
-        """Emitted, all requests together."""
-        return int(self.steps["emitted"].sum())
-
-    @property
-    def seconds(self) -> float:
-        """From the first arrival to the last token."""
-        return float(self.finished.max() - self.arrived.min())
-
-    @property
-    def goodput(self) -> float:
-        """Emitted tokens per second."""
-        return self.tokens / self.seconds
-
-    @property
-    def request_steps(self) -> int:
-        return int(self.steps["size"].sum())
-
-    @property
-    def sequential_seconds(self) -> float:
-        """What the same steps take one after the other, drafters and target never side by side."""
-        return float((self.steps["draft"] + self.steps["end"] - self.steps["begin"]).sum())
-
-    @property
-    def padding(self) -> float:
-        """The share of the keys computed on that nobody needs."""
-        return 1 - float(self.steps["needed"].sum() / self.steps["touched"].sum())
-
-    def busy(self, stage: str) -> float:
-        """The share of the time in which a stage has work: ``DRAFT`` or ``VERIFY``."""
-        return self.schedule().busy_share(stage)
-
-    def schedule(self) -> Schedule:
-        """Who worked when, for a Gantt chart."""
-        s, rounds = self.steps, {}
-        spans = []
-        for i, group in enumerate(s["group"].astype(int).tolist()):
-            number = rounds[group] = rounds.get(group, -1) + 1
-            for stage, start, end in ((DRAFT, "start", "drafted"), (VERIFY, "begin", "end")):
-                spans.append(Span(stage, group, number, float(s[start][i]), float(s[end][i])))
-        return Schedule(spans)
+RENEW = 8               # steps after which the pieces' width is searched anew, as when a request comes or goes
 
 
 def simulate(recording: Recording, costs: PassCosts, policy: Selector | str, *, batch: int = 8,
@@ -110,20 +49,9 @@ def simulate(recording: Recording, costs: PassCosts, policy: Selector | str, *, 
     return _System(recording, costs, policy, batch, micro_batches, gamma, arrivals, kv_tokens, capacities, events).run()
 
 
-def poisson(count: int, rate: float, rng: np.random.Generator) -> ndarray:
-    """Arrival times of ``count`` requests, on average ``rate`` per second."""
-    return np.cumsum(rng.exponential(1 / rate, count))
-
-
-def bursty(count: int, rate: float, burst: float, rng: np.random.Generator) -> ndarray:
-    """The same rate in bursts of ``burst`` requests on average, which arrive together."""
-    starts = rng.random(count) < 1 / burst
-    starts[0] = True
-    return np.cumsum(np.where(starts, rng.exponential(burst / rate, count), 0.0))
-
-
 class _Group:
-    """A micro-batch: its requests, tokens written of each, and the index of each one's last drafter (-1: none yet)."""
+    """A micro-batch: its requests, tokens written of each, and the index of each one's last drafter (-1:
+    none yet)."""
 
     def __init__(self, number: int) -> None:
         self.number, self.ready = number, 0.0       # when its last step was committed
@@ -144,13 +72,14 @@ class _Group:
 class _System:
     """The state of one run."""
 
-    def __init__(self, recording, costs, policy, batch, micro_batches, gamma, arrivals, kv_tokens, capacities, events) -> None:
+    def __init__(self, recording, costs, policy, batch, micro_batches, gamma, arrivals, kv_tokens, capacities,
+                 events) -> None:
         count = len(recording)
         self.arrived = np.zeros(count) if arrivals is None else np.asarray(arrivals, float)
         self.reserved = recording.prompts + recording.lengths
         if batch < 1 or gamma < 0 or (micro_batches != "auto" and not 1 <= micro_batches <= batch):
-            raise ValueError(f"simulate: batch {batch} and micro_batches {micro_batches} (at most batch) must be at least 1, "
-                             f"gamma {gamma} at least 0")
+            raise ValueError(f"simulate: batch {batch} and micro_batches {micro_batches} (at most batch) must be at "
+                             f"least 1, gamma {gamma} at least 0")
         if len(self.arrived) != count or (np.diff(self.arrived) < 0).any():
             raise ValueError(f"simulate: {len(self.arrived)} arrivals for {count} requests, or times that go back")
         if isinstance(policy, str) and policy not in (*recording.arms, NONE):
@@ -232,8 +161,9 @@ class _System:
             self.events += [(len(self.log), int(requests[b]), name, int(drafted[b]), int(accepted[b]))
                             for name, members in by_arm.items() for b in members]
         rows, needed = len(done) + int(drafted.sum()), int(context.sum() + drafted.sum())
+        alone = sum(busy) if self.costs.shared else max(busy, default=0.0)
         self.log.append((start, ready, begin, group.ready, len(done), rows + prompt_rows, needed, verified.touched,
-                         int(accepted.sum()) + len(done), sum(busy) if self.costs.shared else max(busy, default=0.0), self.held, group.number))
+                         int(accepted.sum()) + len(done), alone, self.held, group.number))
         if not isinstance(self.policy, str):
             self._observe(requests, by_arm, drafted, accepted, shared, rows + prompt_rows, verified.seconds)
         group.done = done + accepted + 1
@@ -241,7 +171,8 @@ class _System:
             self._leave(group)
 
     def _admit(self, group: _Group) -> None:
-        """Take in who has come, while there is room in the batch, in this group's part of it, and in memory."""
+        """Take in who has come, while there is room in the batch, in this group's part of it, and in
+        memory."""
         now = max(group.ready, self.clock)
         while self.leaving and self.leaving[0][0] <= now:
             self.running, self.held = self.running - 1, self.held - heapq.heappop(self.leaving)[1]
@@ -251,7 +182,8 @@ class _System:
         while self.next < came and len(group.requests) + len(new) < fair and self.running < self.batch \
                 and self.held + self.reserved[self.next] <= self.kv_tokens:
             new.append(self.next)
-            self.running, self.held, self.next = self.running + 1, self.held + int(self.reserved[self.next]), self.next + 1
+            self.held += int(self.reserved[self.next])
+            self.running, self.next = self.running + 1, self.next + 1
         if new:
             group.ready = max(group.ready, float(self.arrived[new[-1]]))
             self.admitted[new] = now
@@ -299,9 +231,11 @@ class _System:
         group.keep(stays)
 
     def _regroup(self, served: int, began: float) -> None:
-        """Ask the heuristic after a round of all groups; deal the requests out anew if it wants another count."""
+        """Ask the heuristic after a round of all groups; deal the requests out anew if it wants another
+        count."""
         now = max(g.ready for g in self.groups)
-        requests, done, drafter = (np.concatenate([getattr(g, f) for g in self.groups]) for f in ("requests", "done", "drafter"))
+        requests, done, drafter = (np.concatenate([getattr(g, field) for g in self.groups])
+                                   for field in ("requests", "done", "drafter"))
         if self.reading or not len(requests):
             return
         drafters = Counter(self.arms[d] for d in drafter.tolist())

@@ -1,21 +1,25 @@
-"""SPIRe's throughput model: what speculation gains when batches are large and texts are long (arXiv 2504.06419).
+"""SPIRe's throughput model: what speculation gains when batches are large and texts are long (arXiv
+2504.06419).
 
-A pass takes as long as its arithmetic or its memory traffic, whichever is longer. Both are counted in FLOP: traffic in
-bytes times the hardware's operational intensity ``HOI``, the FLOP that the hardware can do while it moves one byte.
-Everything is stored in one byte per value. With N parameters outside the embedding, batch B and context L:
+A pass takes as long as its arithmetic or its memory traffic, whichever is longer. Both are counted in FLOP:
+traffic in bytes times the hardware's operational intensity ``HOI``, the FLOP that the hardware can do while
+it moves one byte. Everything is stored in one byte per value. With N parameters outside the embedding, batch
+B and context L:
 
     C = 2 N B                                   arithmetic of one token for everybody
     KV = 2 B L layers kv_heads head_dim         bytes of keys and values
     T(k) = max(k C, (N + KV) HOI)               a pass over k tokens per request
     multiplier = tau / [(k T_draft(1) + T_target(k + 1)) / T_target(1)]
 
-tau is the number of tokens per verification. All three systems draft k tokens: a small model with full attention
-("vanilla"), the target itself with sparse attention (MagicDec), and SPIRe: a few of the target's layers with sparse
-attention and a feedback memory. Every number called published is from the paper; what it leaves open is said here:
+tau is the number of tokens per verification. All three systems draft k tokens: a small model with full
+attention ("vanilla"), the target itself with sparse attention (MagicDec), and SPIRe: a few of the target's
+layers with sparse attention and a feedback memory. Every number called published is from the paper; what it
+leaves open is said here:
 
-* the 70B extrapolation keeps B = 64 and the tau measured at L = 512, drafts with Llama 3 8B ("vanilla") and with a
-  quarter of the target's layers (SPIRe). These are our readings; they reproduce the printed digits.
-* the printed plots let a sparse draft see 1 + L // 8 positions, the text speaks of 1 + 64. At L = 512 both are the same.
+* the 70B extrapolation keeps B = 64 and the tau measured at L = 512, drafts with Llama 3 8B ("vanilla") and
+  with a quarter of the target's layers (SPIRe). These are our readings; they reproduce the printed digits.
+* the printed plots let a sparse draft see 1 + L // 8 positions, the text speaks of 1 + 64. At L = 512 both
+  are the same.
 """
 
 from __future__ import annotations
@@ -40,7 +44,8 @@ class Body:
 
     @property
     def parameters(self) -> int:
-        """N: two norms, query, key, value and output projections, and a gated feed-forward network per layer."""
+        """N: two norms, query, key, value and output projections, and a gated feed-forward network per
+        layer."""
         attention = (2 * self.heads + 2 * self.kv_heads) * self.width * self.head_dim
         return self.layers * (2 * self.width + attention + 3 * self.width * self.ffn)
 
@@ -51,9 +56,11 @@ class Body:
 
 @dataclass(frozen=True)
 class System:
-    """A way to draft: which ``body``, over which part of the context, and the ``tau`` published for context lengths.
+    """A way to draft: which ``body``, over which part of the context, and the ``tau`` published for context
+    lengths.
 
-    ``memory``: the draft writes and reads a feedback memory, which costs two more projections per layer and token.
+    ``memory``: the draft writes and reads a feedback memory, which costs two more projections per layer and
+    token.
     """
 
     name: str
@@ -69,7 +76,8 @@ class System:
         return 2 * batch * (own.parameters + feedback)
 
     def span(self, context: int, window: int | None = None) -> int:
-        """Positions that a draft sees: all, a sink and an eighth of them, or a sink and a fixed ``window``."""
+        """Positions that a draft sees: all, a sink and an eighth of them, or a sink and a fixed
+        ``window``."""
         if not self.sparse:
             return context
         return SINK + (context // 8 if window is None else window)

@@ -1,4 +1,5 @@
-"""The paper's setting, modelled: the ladder's rungs do what they say, and the published numbers are not what comes out."""
+"""The paper's setting, modelled: the ladder's rungs do what they say, and the published numbers are not what
+comes out."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def test_padded_memory_runs_out_first():
 
 
 def test_micro_batches_pay_where_drafting_is_worth_hiding():
-    gain = {policy: paper.micro_batch_gains("Alpaca", (2,), policy=policy, batch=32, requests=64)[2] for policy in ("68M", "1.4B")}
+    gain = {policy: paper.micro_batch_gains("Alpaca", (2,), policy=policy, batch=32, requests=64)[2]
+            for policy in ("68M", "1.4B")}
     assert gain["1.4B"] > 1.05 > gain["68M"]
 
 

@@ -116,7 +116,8 @@ def test_the_paper_s_placement_fits_except_where_it_says(target, card):
 
 
 def test_tables_are_the_measured_numbers():
-    tables = Tables({"target": Passes((1, 9), (1.0, 9.0)), "a": Passes((1, 2), (0.1, 0.2)), "look": Passes((1, 2), (.01, .01))},
+    tables = Tables({"target": Passes((1, 9), (1.0, 9.0)), "a": Passes((1, 2), (0.1, 0.2)),
+                     "look": Passes((1, 2), (.01, .01))},
                     overhead=0.5, lookups=("look",))
     assert tables.verify(np.array([5, 6]), np.array([2, 0])).seconds == 4.5
     assert tables.verify(np.array([5, 6]), np.array([2, 0]), extra=3).seconds == 7.5

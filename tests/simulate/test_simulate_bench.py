@@ -1,4 +1,5 @@
-"""The benchmark of the simulator with small settings: its recording of a trace is the trace, its clock ticks."""
+"""The benchmark of the simulator with small settings: its recording of a trace is the trace, its clock
+ticks."""
 
 from __future__ import annotations
 

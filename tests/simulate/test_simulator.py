@@ -1,4 +1,5 @@
-"""The simulator: nothing is lost, no limit is broken, and time adds up. Whatever the policy, text is the recording's."""
+"""The simulator: nothing is lost, no limit is broken, and time adds up. Whatever the policy, text is the
+recording's."""
 
 from __future__ import annotations
 
@@ -13,9 +14,10 @@ from spin_core.pipeline.schedule import DRAFT, VERIFY
 from spin_core.select import make
 from spin_core.select.replay import replay
 from spin_core.simulate.acceptance import recording
+from spin_core.simulate.arrivals import bursty, poisson
 from spin_core.simulate.costs import Roofline, Tables
 from spin_core.simulate.profiles import DRAFTERS, HARDWARE, TARGETS
-from spin_core.simulate.simulator import bursty, poisson, simulate
+from spin_core.simulate.simulator import simulate
 
 V100, TARGET = HARDWARE["V100-32GB"], TARGETS["LLaMA-7B"]
 COSTS = {(strategy, shared): Roofline(TARGET, DRAFTERS, V100, strategy=strategy, shared=shared)
@@ -31,7 +33,8 @@ def policy_of(name: str, seed: int = 0):
 
 
 def assert_sound(run, rec, batch: int, kv_tokens: int | None = None) -> None:
-    """Everybody was served whole, in order of arrival, within every limit; no device did two things at once."""
+    """Everybody was served whole, in order of arrival, within every limit; no device did two things at
+    once."""
     assert run.tokens == rec.lengths.sum()
     assert np.isfinite(run.finished).all() and (run.admitted >= run.arrived).all() and (run.finished > run.admitted).all()
     s = run.steps
@@ -40,7 +43,8 @@ def assert_sound(run, rec, batch: int, kv_tokens: int | None = None) -> None:
     assert np.repeat([1, -1], len(rec))[order].cumsum().max() <= batch
     assert kv_tokens is None or s["held"].max() <= kv_tokens
     assert (s["touched"] >= s["needed"]).all()
-    assert (s["start"] <= s["drafted"]).all() and (s["drafted"] <= s["begin"] + 1e-12).all() and (s["begin"] < s["end"]).all()
+    assert (s["start"] <= s["drafted"]).all() and (s["drafted"] <= s["begin"] + 1e-12).all()
+    assert (s["begin"] < s["end"]).all()
     assert (s["begin"][1:] >= s["end"][:-1] - 1e-12).all()          # one verification at a time
     for group in np.unique(s["group"]):                             # a draft continues what was committed
         mine = s["group"] == group
@@ -48,8 +52,8 @@ def assert_sound(run, rec, batch: int, kv_tokens: int | None = None) -> None:
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(data=st.data(), policy=st.sampled_from(POLICIES), batch=st.integers(1, 9), strategy=st.sampled_from(("padded", "decomposed")),
-       shared=st.booleans(), seed=st.integers(0, 99))
+@given(data=st.data(), policy=st.sampled_from(POLICIES), batch=st.integers(1, 9),
+       strategy=st.sampled_from(("padded", "decomposed")), shared=st.booleans(), seed=st.integers(0, 99))
 def test_conservation(data, policy, batch, strategy, shared, seed):
     rng = np.random.default_rng(seed)
     rec = MIX.take(rng.choice(SHORT, 12))
@@ -57,8 +61,8 @@ def test_conservation(data, policy, batch, strategy, shared, seed):
     count = data.draw(st.one_of(st.integers(1, batch), st.just("auto")))
     need = rec.prompts + rec.lengths
     kv = data.draw(st.sampled_from([None, int(need.max()), int(need.max() * 2)]))
-    run = simulate(rec, COSTS[strategy, shared], policy_of(policy, seed), batch=batch, micro_batches=count, arrivals=arrivals,
-                   kv_tokens=kv, events=True)
+    run = simulate(rec, COSTS[strategy, shared], policy_of(policy, seed), batch=batch, micro_batches=count,
+                   arrivals=arrivals, kv_tokens=kv, events=True)
     if count != "auto":
         assert_sound(run, rec, batch, kv)
     emitted = np.bincount([e[1] for e in run.events], [e[4] + 1 for e in run.events])
@@ -67,7 +71,8 @@ def test_conservation(data, policy, batch, strategy, shared, seed):
 
 
 @settings(max_examples=20, deadline=None)
-@given(policy=st.sampled_from(("68M", "1.4B", "none")), groups=st.integers(1, 6), shared=st.booleans(), seed=st.integers(0, 99))
+@given(policy=st.sampled_from(("68M", "1.4B", "none")), groups=st.integers(1, 6), shared=st.booleans(),
+       seed=st.integers(0, 99))
 def test_pipelining_only_ever_hides_work(policy, groups, shared, seed):
     """The same steps, one after the other, take at least as long; on one shared device exactly as long."""
     rec = MIX.take(np.random.default_rng(seed).choice(len(MIX), 10))
@@ -95,7 +100,8 @@ def test_the_same_acceptance_whatever_the_hardware(policy):
 
 
 def test_it_agrees_with_the_replay():
-    """On one device, with measured passes and prompts of one token, which the replay's target does not read."""
+    """On one device, with measured passes and prompts of one token, which the replay's target does not
+    read."""
     rec = replace(MIX, prompts=np.ones(len(MIX), int))
     for arm in ("68M", "1.1B", "none"):
         other = replay(rec, make(f"fixed:{arm}", list(DRAFTERS)), batch=5)
