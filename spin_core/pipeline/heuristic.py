@@ -9,7 +9,7 @@ micro-batch. Of all counts that were measured the smallest is taken that comes w
 What is measured is not goodput but verified requests per second: goodput is that times the tokens per verification,
 which do not depend on how a batch is cut, only make the measurement noisier.
 
-Another load is probed anew; one that has been settled before is remembered.
+Another load is probed anew; one that was met before is remembered, with all that was measured under it.
 
 Our choices, where the paper is silent: how long to measure, what "clearly" means, and when the load is another one.
 """
@@ -53,85 +53,98 @@ class Decision:
     throughput: dict[int, float]
 
 
+@dataclass
+class _Climb:
+    """What was measured under one load, by count, and how far the climb has come."""
+
+    load: Load
+    count: int = 1
+    samples: dict[int, list[float]] = field(default_factory=lambda: {1: []})
+    over: bool = False
+
+    def medians(self) -> dict[int, float]:
+        """Requests per second by count, smallest count first. One delayed round moves a median little."""
+        return {count: statistics.median(samples) for count, samples in self.samples.items() if samples}
+
+    def noise(self) -> float:
+        """The standard error of the median of one sample, as a share of it: from the samples of all counts together."""
+        medians = self.medians()
+        off = [abs(s / medians[count] - 1) for count, samples in self.samples.items() for s in samples]
+        return 1.2533 * 1.4826 * statistics.median(off)         # for normal noise; robust against a few outliers
+
+
 class Heuristic:
     """Chooses the number of micro-batches, at most ``most``, from measurements that :meth:`observe` is given.
 
-    ``count`` is the one to use now. A count is measured over at least ``least`` and at most ``enough`` rounds, until
-    its standard error falls below ``PRECISION``; the first round of every count warms up. "Clearly" worse is a
-    difference of more than three standard errors.
+    A count is measured over at least ``least`` and at most ``enough`` rounds, until its standard error falls below
+    ``PRECISION``; the first round after every change warms up. "Clearly" worse is a difference of more than three
+    standard errors, or of six where a count was measured so briefly that they are hardly known themselves.
     """
 
     def __init__(self, most: int, *, least: int = 12, enough: int = 64) -> None:
         if most < 1 or not 2 <= least <= enough:
             raise ValueError(f"Heuristic: most >= 1 and 2 <= least <= enough, got {most}, {least}, {enough}")
         self.most, self.least, self.enough = most, least, enough
-        self.load: Load | None = None
         self.decisions: list[Decision] = []
-        self._known: list[tuple[Load, int]] = []        # loads that were settled, and how
-        self._begin()
+        self._climbs: list[_Climb] = []         # of every load so far; those of short ones go on when it comes back
+        self._now: _Climb | None = None
+        self._warm = False
+
+    @property
+    def count(self) -> int:
+        """The number of micro-batches to use now."""
+        return self._now.count if self._now else 1
 
     @property
     def settled(self) -> bool:
         """Is the climb over?"""
-        return not self._climbing
+        return self._now is not None and self._now.over
 
     def observe(self, load: Load, requests: int, seconds: float, time: float = 0.0) -> bool:
         """A round with ``count`` micro-batches served ``requests`` in ``seconds``. Has the count changed?"""
         before = self.count
-        if self.load is None or self.load.differs(load):
-            known = next((count for one, count in reversed(self._known) if not one.differs(load)), None)
-            why = "start with one" if self.load is None else "the load has changed: start again"
-            self._begin()
-            self.load = load
-            if known:
-                self.count, self._climbing, why = known, False, "the load is one we know"
-            self._decide(why, time)
-            return self.count != before         # what was just measured belongs to another load
-        if self._climbing and seconds > 0:
+        if self._now is None or self._now.load.differs(load):
+            self._meet(load, time)              # what was just measured belongs to another load
+        elif not self._now.over and seconds > 0:
             if self._warm:
-                self._samples[self.count].append(requests / seconds)
-                self._climb(min(self.most, load.batch), time)
+                self._now.samples[self.count].append(requests / seconds)
+                self._climb(self._now, time)
             self._warm = True
         return self.count != before
 
-    def _begin(self) -> None:
-        self.count = 1
-        self._samples: dict[int, list[float]] = {1: []}
-        self._climbing, self._warm = True, False
+    def _meet(self, load: Load, time: float) -> None:
+        """Another load: begin with one micro-batch, or where its climb was left."""
+        known = next((climb for climb in reversed(self._climbs) if not climb.load.differs(load)), None)
+        why = "the load is one we know" if known else "the load has changed: start again" if self._now else "start with one"
+        if known is None:
+            known = _Climb(load)
+            self._climbs.append(known)
+        self._now, self._warm = known, False
+        self._decide(why, time)
 
-    def _climb(self, most: int, time: float) -> None:
+    def _climb(self, climb: _Climb, time: float) -> None:
         """Enough measured at this count? Then go on, or settle."""
-        measured, noise = len(self._samples[self.count]), self._noise()
+        measured, noise = len(climb.samples[climb.count]), climb.noise()
         if measured < self.least or measured < self.enough and noise / math.sqrt(measured) > PRECISION:
             return
-        medians = self._medians()
+        medians = climb.medians()
         best = max(medians, key=medians.get)
-        doubt = noise * math.hypot(measured ** -0.5, len(self._samples[best]) ** -0.5)
-        worse = medians[self.count] < medians[best] * (1 - max(3 * doubt, PRECISION))
-        if worse and measured < min(3 * self.least, self.enough):
-            return                          # a fall ends the climb for good: look twice
-        if worse or self.count >= most:
-            self.count = next(count for count, rate in medians.items() if rate >= medians[best] * (1 - NEXT_TO_BEST))
-            self._climbing = False
-            self._known.append((self.load, self.count))
+        doubt = noise * math.hypot(measured ** -0.5, len(climb.samples[best]) ** -0.5)
+        fall = 1 - medians[climb.count] / medians[best]
+        worse = fall > max(3 * doubt, PRECISION)
+        if worse and fall <= 6 * doubt and measured < min(3 * self.least, self.enough):
+            return                              # a fall ends the climb for good: look longer
+        if worse or climb.count >= min(self.most, climb.load.batch):
+            climb.count = next(count for count, rate in medians.items() if rate >= medians[best] * (1 - NEXT_TO_BEST))
+            climb.over = True
             self._decide("more is worse" if worse else "no more to try", time)
         else:
-            self.count += 1
-            self._samples[self.count], self._warm = [], False
+            climb.count += 1
+            climb.samples[climb.count], self._warm = [], False
             self._decide("try one more", time)
 
-    def _medians(self) -> dict[int, float]:
-        """Requests per second by count, smallest count first. One delayed round moves a median little."""
-        return {count: statistics.median(samples) for count, samples in self._samples.items() if samples}
-
-    def _noise(self) -> float:
-        """The standard error of the median of one sample, as a share of it: from the samples of all counts together."""
-        medians = self._medians()
-        off = [abs(s / medians[count] - 1) for count, samples in self._samples.items() for s in samples]
-        return 1.2533 * 1.4826 * statistics.median(off)         # for normal noise; robust against a few outliers
-
     def _decide(self, why: str, time: float) -> None:
-        self.decisions.append(Decision(time, self.count, why, self._medians()))
+        self.decisions.append(Decision(time, self.count, why, self._now.medians()))
 
 
 def _moved(one: Mapping[str, int], other: Mapping[str, int]) -> float:

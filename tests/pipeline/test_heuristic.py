@@ -85,6 +85,21 @@ def test_another_load_is_probed_anew(changed):
     assert heuristic.decisions[-1].why == "the load is one we know"
 
 
+def test_a_climb_that_was_cut_short_goes_on_when_the_load_comes_back():
+    """Short runs: twenty rounds of eight requests, then one request is left for a while."""
+    heuristic, curve, runs = Heuristic(8), [10, 14, 12, 9, 9, 9, 9, 9], 0
+    while not (heuristic.settled and heuristic.count == 2):
+        for _ in range(20):
+            heuristic.observe(EIGHT, 8, 8 / curve[heuristic.count - 1])
+        if heuristic.settled:
+            break
+        for _ in range(5):
+            heuristic.observe(Load(1, 100, {"a": 1}), 1, 0.1)
+        runs += 1
+        assert runs < 10
+    assert heuristic.count == 2 and runs > 0
+
+
 def test_no_more_micro_batches_than_requests():
     heuristic = Heuristic(8)
     assert settle(heuristic, [10, 20, 30, 40, 50, 60, 70, 80], load=Load(3)) == 3
