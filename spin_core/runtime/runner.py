@@ -48,6 +48,7 @@ class ModelRunner:
         self.attention = Attention(verification, local_heads(model, heads), self.cache)
         self.vocab_size = vocab_size
         self.device = model.device
+        self.graphs = None          # see spin_core.pipeline.graphs
         self.states: Tensor | None = None
         if keep_states:
             self.states = torch.zeros(slots, max_len, config.hidden_size, dtype=model.dtype, device=model.device)
@@ -64,6 +65,10 @@ class ModelRunner:
         """
         for slot, count in zip(slots, counts):
             self.cache.check_room(slot, count)
+        if self.graphs and ancestors is None:
+            logits = self.graphs.forward(slots, counts, tokens, rows, **inputs)
+            if logits is not None:
+                return logits
         tokens = torch.as_tensor(tokens, dtype=torch.int64, device=self.device)
         batch = RaggedBatch.build(tokens, slots, counts, [self.cache.lengths[s] for s in slots], ancestors)
         ragged = Ragged(batch, self.cache, self.attention.step(batch))

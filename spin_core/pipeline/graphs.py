@@ -1,0 +1,157 @@
+"""CUDA graphs for passes that are bound by launches: a drafter's next token, the verification of a few short drafts.
+
+Such a pass computes for microseconds what takes milliseconds to launch, operator by operator; two streams have nothing
+to overlap then but two queues of launches. A captured pass is launched as a whole. A graph has fixed shapes and reads
+fixed memory, so a pass is fitted into a bucket: B requests, T rows for each (those with fewer are padded), L cache
+entries to attend to. What differs from pass to pass (tokens, positions, slots, prefixes) is copied into the graph's
+inputs before it is replayed.
+
+Padding rows write their keys behind what their request holds: stale entries, which nobody reads. Entries that were never
+written may hold anything, even NaN, so they are blanked before they are multiplied by a weight of zero.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from spin_core.runtime import ModelRunner, SlotCache
+from spin_core.runtime.attention import Ragged
+
+MOST_REQUESTS, ROWS, SHORTEST = 32, (1, 2, 4, 8), 64     # larger passes have enough to compute
+KEPT = 64               # graphs of one runner; the one that was used longest ago makes room
+
+
+def attach(runner: ModelRunner) -> None:
+    """Let ``runner`` replay graphs where it is on a CUDA device; elsewhere nothing changes."""
+    if runner.device.type == "cuda":
+        runner.graphs = Graphs(runner)
+
+
+@dataclass
+class _Inputs:
+    """What a pass of B x T rows reads, in memory that stays: ``numbers [4, B * T]`` are token, position, slot and entry
+    of every row; ``states [1, B * T, hidden]`` is for drafters that are fed."""
+
+    numbers: Tensor
+    states: Tensor | None
+
+    @property
+    def slot_of(self) -> Tensor:
+        return self.numbers[2]
+
+    @property
+    def entry_of(self) -> Tensor:
+        return self.numbers[3]
+
+
+class _Attention:
+    """The attention of one bucket: every request over the first L entries of its slot."""
+
+    def __init__(self, cache: SlotCache, inputs: _Inputs, batch: int, rows: int, length: int) -> None:
+        self.cache, self.inputs, self.batch, self.rows, self.length = cache, inputs, batch, rows, length
+
+    def attend(self, layer: int, query: Tensor, scale: float) -> Tensor:
+        """``query [heads, B * T, head_dim]`` -> ``[B * T, heads, head_dim]``."""
+        heads, total, dim = query.shape
+        entries = self.inputs.entry_of.view(self.batch, self.rows)
+        slots = self.inputs.slot_of.view(self.batch, self.rows)[:, 0]
+        at = torch.arange(self.length, device=query.device)
+        written = (at <= entries[:, -1:])[:, None, :, None]
+        keys, values = (torch.where(written, kept[layer].index_select(0, slots)[:, :, :self.length], 0.0)
+                        for kept in (self.cache.k, self.cache.v))
+        query = query.view(heads, self.batch, self.rows, dim).transpose(0, 1)
+        out = F.scaled_dot_product_attention(query, keys, values, attn_mask=(at <= entries[..., None])[:, None],
+                                             scale=scale, enable_gqa=True)
+        return out.permute(0, 2, 1, 3).reshape(total, heads, dim)
+
+
+class _Bucket:
+    """One shape: its inputs, the pass over them, and the graph of it."""
+
+    def __init__(self, runner: ModelRunner, batch: int, rows: int, length: int, states: Tensor | None) -> None:
+        numbers = torch.zeros(4, batch * rows, dtype=torch.int64, device=runner.device)
+        self.inputs = _Inputs(numbers, None if states is None else states.new_zeros(1, batch * rows, states.shape[2]))
+        self.ragged = Ragged(self.inputs, runner.cache, _Attention(runner.cache, self.inputs, batch, rows, length))
+        self.everything = torch.arange(batch * rows, device=runner.device)
+        self.runner, self.graph, self.logits = runner, None, None
+
+    def compute(self) -> Tensor:
+        more = {} if self.inputs.states is None else {"states": self.inputs.states}
+        return self.runner.model(input_ids=self.inputs.numbers[0][None], position_ids=self.inputs.numbers[1][None],
+                                 use_cache=False, logits_to_keep=self.everything, ragged=self.ragged, **more).logits[0]
+
+    def run(self, pool) -> Tensor:
+        """The logits of every row ``[B * T, V]``; good until the next run of any bucket."""
+        if self.runner.device.type != "cuda":
+            return self.compute()
+        if self.graph is None:
+            self._capture(pool)
+        self.graph.replay()
+        return self.logits
+
+    def _capture(self, pool) -> None:
+        here, aside = torch.cuda.current_stream(self.runner.device), torch.cuda.Stream(self.runner.device)
+        aside.wait_stream(here)
+        with torch.cuda.stream(aside):          # what is set up lazily must not be set up while capturing
+            for _ in range(2):
+                self.compute()
+        here.wait_stream(aside)
+        self.graph = torch.cuda.CUDAGraph()
+        # another thread may launch its own work meanwhile
+        with torch.cuda.graph(self.graph, pool=pool, stream=aside, capture_error_mode="thread_local"):
+            self.logits = self.compute()
+
+
+class Graphs:
+    """The graphs of one runner, made when a shape first comes up. On a CPU the same passes run without a graph."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
+        self.buckets: OrderedDict[tuple, _Bucket] = OrderedDict()
+        self.pool = torch.cuda.graph_pool_handle() if runner.device.type == "cuda" else None
+
+    @torch.inference_mode()
+    def forward(self, slots: list[int], counts: list[int], tokens: Tensor | list[int], rows: list[int],
+                states: Tensor | None = None) -> Tensor | None:
+        """:meth:`ModelRunner.forward` of a pass that fits into a bucket; None, and nothing done, for any other.
+
+        A pass fits with few requests and rows, each request once, and room for the padding in every slot.
+        """
+        cache, most = self.runner.cache, max(counts, default=0)
+        wide = next((t for t in ROWS if t >= most), None)
+        prefix = [cache.lengths[s] for s in slots]
+        if not slots or wide is None or min(counts) < 1 or len(slots) > MOST_REQUESTS or len({*slots}) < len(slots) \
+                or max(prefix) + wide > cache.max_len:
+            return None
+        length = min(cache.max_len, max(SHORTEST, 1 << (max(prefix) + wide - 1).bit_length()))
+        bucket = self._bucket(len(slots), wide, length, states)
+        starts = torch.tensor([0, *counts]).cumsum(0)[:-1]
+        # padding repeats the request's last token: which row of the pass each row of the bucket stands for
+        source = (starts[:, None] + torch.arange(wide).minimum(torch.tensor(counts)[:, None] - 1)).flatten()
+        entries = (torch.tensor(prefix)[:, None] + torch.arange(wide)).flatten()
+        tokens = torch.as_tensor(tokens, dtype=torch.int64, device=self.runner.device)
+        places = torch.stack([entries, torch.tensor(slots).repeat_interleave(wide), entries]).to(self.runner.device)
+        bucket.inputs.numbers[0].copy_(tokens[source.to(tokens.device)])
+        bucket.inputs.numbers[1:].copy_(places)
+        if states is not None:
+            bucket.inputs.states.copy_(states[:, source.to(states.device)])
+        logits = bucket.run(self.pool)
+        wanted = [b * wide + t for b, count in enumerate(counts) for t in range(count)]
+        out = logits.index_select(0, torch.tensor([wanted[r] for r in rows], dtype=torch.int64, device=logits.device))
+        for slot, count in zip(slots, counts):
+            cache.lengths[slot] += count
+        return out[:, :self.runner.vocab_size]
+
+    def _bucket(self, batch: int, rows: int, length: int, states: Tensor | None) -> _Bucket:
+        key = batch, rows, length, states is None
+        if key not in self.buckets:
+            if len(self.buckets) >= KEPT:
+                self.buckets.popitem(last=False)
+            self.buckets[key] = _Bucket(self.runner, batch, rows, length, states)
+        self.buckets.move_to_end(key)
+        return self.buckets[key]
