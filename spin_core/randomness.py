@@ -70,16 +70,17 @@ def uniform(seed: Tensor, position: Tensor, purpose: int, base: Tensor | int = 0
 def race(weights: Tensor, seed: Tensor, position: Tensor, purpose: int, base: Tensor | int = 0) -> Tensor:
     """Draw one column per row with probability proportional to its weight.
 
-    ``weights [R, V]`` float32 or float64, finite and >= 0, of any positive sum that is a number; ``seed, position
-    [R]`` int64; ``base`` an int or ``[R]``. Returns ``[R]`` int64 columns, -1 for a row that has no law (all zero,
-    NaN or infinite): the caller knows whose row it is.
+    ``weights [R, V]`` float32 or float64, finite and >= 0, of any positive sum that is a number; ``seed,
+    position [R]`` int64; ``base`` an int or ``[R]``. Returns ``[R]`` int64 columns, -1 for a row that has no
+    law (all zero, NaN or infinite): the caller knows whose row it is.
 
-    An entrant of weight w gets an exponential time E and the first to arrive, min E / w, wins: P = w / sum w. No
-    cumulative sum is formed that could fall short of 1, and a zero weight never arrives. Two rounds, so that noise is
-    made for a few hundred entrants instead of V: groups of :data:`GROUP` neighbours race with their sums (``block``
-    g // 4 of group g, word g % 4), then the columns of the winning group among themselves (``block`` FINAL + i // 4 of
-    the group's column i). (w_group / sum w) (w / w_group) is the same law. The noise has 32 bits, so each round's
-    probabilities are exact to about 2**-32; what is much rarer than that is never drawn.
+    An entrant of weight w gets an exponential time E and the first to arrive, min E / w, wins: P = w / sum w.
+    No cumulative sum is formed that could fall short of 1, and a zero weight never arrives. Two rounds, so
+    that noise is made for a few hundred entrants instead of V: groups of :data:`GROUP` neighbours race with
+    their sums (``block`` g // 4 of group g, word g % 4), then the columns of the winning group among
+    themselves (``block`` FINAL + i // 4 of the group's column i). (w_group / sum w) (w / w_group) is the same
+    law. The noise has 32 bits, so each round's probabilities are exact to about 2**-32; what is much rarer
+    than that is never drawn.
     """
     columns = weights.shape[-1]
     whole = columns // GROUP * GROUP
@@ -101,8 +102,8 @@ def race(weights: Tensor, seed: Tensor, position: Tensor, purpose: int, base: Te
 def _exponential(blocks: Tensor, seed: Tensor, position: Tensor, purpose: int, base: Tensor | int) -> Tensor:
     """``[R, 4 n]`` float32: the exponential times in n ``blocks`` of each row.
 
-    E = -log1p(-x), x = (word + 1/2) 2**-32: precise near 0, where races are won. Rounding must not make x one, or an
-    entrant with weight would take forever to arrive.
+    E = -log1p(-x), x = (word + 1/2) 2**-32: precise near 0, where races are won. Rounding must not make x
+    one, or an entrant with weight would take forever to arrive.
     """
     base = base.unsqueeze(-1) if isinstance(base, Tensor) else base
     words = philox(blocks, position.unsqueeze(-1), purpose, base, seed.unsqueeze(-1))
@@ -111,6 +112,6 @@ def _exponential(blocks: Tensor, seed: Tensor, position: Tensor, purpose: int, b
 
 
 def _arrival(weights: Tensor, times: Tensor) -> Tensor:
-    """``[R]``: who arrives first. Divided by its largest weight, a row has a best speed of at least 1 / max E: tiny
-    weights cannot underflow into a tie with the zeros."""
+    """``[R]``: who arrives first. Divided by its largest weight, a row has a best speed of at least 1 / max
+    E: tiny weights cannot underflow into a tie with the zeros."""
     return (weights / weights.amax(-1, keepdim=True)).div_(times).argmax(-1)

@@ -53,9 +53,10 @@ def probabilities(logits: Tensor, sampling: SamplingBatch, index: Tensor | None 
     """The law of the next token, row by row.
 
     ``logits [N, V]`` of any float type, with one row of ``sampling`` each -> ``[N, V]`` float32 (float64 for
-    float64 logits). ``index [N]`` names the rows of larger ``logits``; ``out [N, V]`` is memory for the result. Temperature, then top-k, top-p and min-p as in transformers' warpers, each on what the
-    ones before it have left, normalised at the end; a greedy row is one-hot at its first largest logit.
-    Tokens of equal probability share one fate in every filter, so the law does not depend on a sort.
+    float64 logits). ``index [N]`` names the rows of larger ``logits``; ``out [N, V]`` is memory for the
+    result. Temperature, then top-k, top-p and min-p as in transformers' warpers, each on what the ones before
+    it have left, normalised at the end; a greedy row is one-hot at its first largest logit. Tokens of equal
+    probability share one fate in every filter, so the law does not depend on a sort.
 
     A row whose largest logit is not finite (NaN anywhere, +inf, or -inf throughout) has no law: it is NaN.
 
@@ -85,10 +86,11 @@ def probabilities(logits: Tensor, sampling: SamplingBatch, index: Tensor | None 
 
 
 def largest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """``[N, V]`` -> the largest logit of each row and its first column, ``[N]`` each. With a NaN: NaN and any column.
+    """``[N, V]`` -> the largest logit of each row and its first column, ``[N]`` each. With a NaN: NaN and any
+    column.
 
-    As ``logits.max(-1)``, but the maximum over groups of columns first, which needs no index and so is several times
-    as fast on a CPU.
+    As ``logits.max(-1)``, but the maximum over groups of columns first, which needs no index and so is
+    several times as fast on a CPU.
     """
     group = 64
     whole = logits.shape[-1] // group * group

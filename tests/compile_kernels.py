@@ -1,7 +1,8 @@
 """Compile the project's Triton kernels for a GPU that need not be there. Run as a program: `compile_kernels.py ROOM`.
 
-Kernels are called the way the product calls them, on tensors of the CPU; a driver that claims to be an sm_90 device
-makes Triton specialise and compile them, down to machine code, and nothing is launched. Prints a JSON line per kernel.
+Kernels are called the way the product calls them, on tensors of the CPU; a driver that claims to be an sm_90
+device makes Triton specialise and compile them, down to machine code, and nothing is launched. Prints a JSON
+line per kernel.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Driver:
 
 def compile_only(self: JITFunction, *args, grid, warmup, **options) -> None:
     compiled = launch(self, *args, grid=grid, warmup=True, **options)
-    constants = {name: value for name, value in options.items() if not name.startswith("num_")}
+    constants = {name: value for name, value in options.items() if name.isupper()}
     print(json.dumps({"kernel": self.fn.__name__, "machine_code": len(compiled.asm["cubin"]),
                       "shared": compiled.metadata.shared, **{k: str(v) for k, v in constants.items()}}))
 
@@ -60,8 +61,24 @@ def verify() -> None:
                                    (torch.float16, Draft(two, torch.arange(3)), True),
                                    (torch.bfloat16, subset, True)):
         after = Progress(two.clone(), two.clone(), two.clone(), torch.zeros(2, 2, dtype=torch.int64))
-        kernel.verify_chain(torch.zeros(4, vocab, dtype=dtype), draft, sampling, two, 4, after if progress else None,
-                            programs=264)
+        kernel.verify_chain(torch.zeros(4, vocab, dtype=dtype), draft, sampling, two, 4,
+                            after if progress else None, programs=264)
+    # nothing drafted, a small odd vocabulary, one chunk, one request, one program
+    kernel.verify_chain(torch.zeros(1, 111), Draft.empty(1), sampling.rows(slice(1)), two[:1], 0, programs=1)
+
+
+def lessons() -> None:
+    """The ladder of the verify lesson."""
+    from spin_core.lessons import kernel_checks, kernel_ladder
+
+    x = kernel_checks.inputs([2, 0, 3], 300)
+    logits, batch = x["logits"][:5], list(x.values())
+    five = torch.arange(5)
+    kernel_ladder.logsumexp(logits)
+    kernel_ladder.accept(logits, x["tokens"], x["q"], five, five)
+    kernel_ladder.replace(logits, x["q"], five, five)
+    kernel_ladder.ragged(*batch)
+    kernel_ladder.in_place(*batch, torch.zeros(3, 50, dtype=torch.int64), torch.zeros(3, dtype=torch.int64), 3)
 
 
 def decompose() -> None:
@@ -80,4 +97,4 @@ def decompose() -> None:
 
 
 if __name__ == "__main__":
-    {"verify": verify, "decompose": decompose}[sys.argv[1]]()
+    {"verify": verify, "decompose": decompose, "lessons": lessons}[sys.argv[1]]()

@@ -1,8 +1,8 @@
 """Everything worth measuring on a GPU, in one command that needs no network and keeps to a budget of seconds.
 
-A benchmark takes part by having a function ``on_gpu(settings) -> Report``: it measures the most important things first
-and stops when ``settings.left()`` is used up. The JSON of ``--json`` is what figures read: put it into
-``figures/data/<card>/gpu.json``.
+A benchmark takes part by having a function ``on_gpu(settings) -> Report``: it measures the most important
+things first and stops when ``settings.left()`` is used up. The JSON of ``--json`` is what figures read: put
+it into ``figures/data/<card>/gpu.json``.
 """
 
 from __future__ import annotations

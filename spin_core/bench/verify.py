@@ -1,8 +1,9 @@
 """Chain verification from raw logits to emitted tokens: how fast, and how near to the bytes it has to read.
 
-On a CPU the torch reference against loops that take one position after the other. On a GPU the fused kernel against
-the floor that memory sets, the time in which the device copies as many bytes as the needed rows hold, and against the
-reference and others' kernels. Those want probabilities or their logarithms, so their softmax counts as theirs.
+On a CPU the torch reference against loops that take one position after the other. On a GPU the fused kernel
+against the floor that memory sets, the time in which the device copies as many bytes as the needed rows hold,
+and against the reference and others' kernels. Those want probabilities or their logarithms, so their softmax
+counts as theirs.
 """
 
 from __future__ import annotations

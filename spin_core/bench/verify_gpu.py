@@ -1,8 +1,9 @@
 """The verify kernel against what memory allows and against others, on a GPU.
 
-The floor is the time in which the device copies as many bytes as the needed rows hold (:func:`verify.needed_bytes`).
-Others want probabilities or their logarithms, so their softmax counts as theirs. Inputs are rotated over several times
-what a cache holds, and what can be captured is timed as a CUDA graph: the device's time alone.
+The floor is the time in which the device copies as many bytes as the needed rows hold
+(:func:`verify.needed_bytes`). Others want probabilities or their logarithms, so their softmax counts as
+theirs. Inputs are rotated over several times what a cache holds, and what can be captured is timed as a CUDA
+graph: the device's time alone.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ CACHE_BYTES = 256e6         # inputs are rotated over at least this much
 
 def run(device: str, vocabularies: Sequence[int], batches: Sequence[int], repeats: int,
         left: Callable[[], float] = lambda: float("inf")) -> Report:
-    """One row for each vocabulary, batch, type of logits and kind of drafts, the promised case first, as long as
-    ``left()`` seconds are positive. On a CPU, where the kernel is interpreted, the times mean nothing."""
+    """One row for each vocabulary, batch, type of logits and kind of drafts, the promised case first, as long
+    as ``left()`` seconds are positive. On a CPU, where the kernel is interpreted, the times mean nothing."""
     bandwidth = copy_bandwidth(device)
     rows, bars, notes = [], [], [f"copy bandwidth {bandwidth / 1e12:.2f} TB/s, bytes read plus written"]
     cases = [(vocab, batch, dtype, accept_all) for vocab in vocabularies for batch in batches
@@ -76,10 +77,11 @@ def _row(device: str, vocab: int, batch: int, dtype: torch.dtype, accept_all: bo
 # ---- the other ways
 
 def dense(logits: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
-    """The textbook rule on a batch of equal drafts, in shapes that never change: what torch.compile can make most of.
+    """The textbook rule on a batch of equal drafts, in shapes that never change: what torch.compile can make
+    most of.
 
-    ``logits [B, g + 1, V]``, ``q [B, g, V]``, ``tokens [B, g]`` -> ``[B]`` accepted, ``[B]`` last tokens. Noise from
-    torch's own generator; every row is read, whether its request still needs it or not.
+    ``logits [B, g + 1, V]``, ``q [B, g, V]``, ``tokens [B, g]`` -> ``[B]`` accepted, ``[B]`` last tokens.
+    Noise from torch's own generator; every row is read, whether its request still needs it or not.
     """
     p = logits.float().softmax(-1)
     chance = torch.rand(tokens.shape, device=tokens.device)

@@ -1,8 +1,9 @@
-"""The verify kernel as a ladder of five small Triton kernels, each one step nearer to ``spin_core/verify/kernel.py``.
+"""The verify kernel as a ladder of five small Triton kernels, each one step nearer to
+``spin_core/verify/kernel.py``.
 
 On a GPU they are compiled, without one Triton's interpreter runs them (TRITON_INTERPRET=1 before Triton is
-imported). Every rung has a function that launches it; :mod:`kernel_checks` tells whether it, or your copy of it,
-does what it should.
+imported). Every rung has a function that launches it; :mod:`kernel_checks` tells whether it, or your copy of
+it, does what it should.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ def accept(logits: Tensor, tokens: Tensor, q: Tensor, seed: Tensor, position: Te
 def race_of(ROW, Q, lse, seed, position, rejected, vocab, BLOCK: tl.constexpr):
     """Every column starts at once and takes the time E / weight, E exponential: the fastest one wins.
 
-    The weight is (p - q)+ where a token was ``rejected``, else p. There is no normaliser, no cumulative sum, and
-    nothing to sort.
+    The weight is (p - q)+ where a token was ``rejected``, else p. There is no normaliser, no cumulative sum,
+    and nothing to sort.
     """
     best = 0.0
     winner = NONE
@@ -166,7 +167,7 @@ def in_place_kernel(LOGITS, TOKENS, CU, Q, SEED, POSITION, TEXT, LENGTHS, vocab,
 
 def in_place(logits: Tensor, tokens: Tensor, cu: Tensor, q: Tensor, seed: Tensor, position: Tensor, text: Tensor,
              lengths: Tensor, most: int, block: int = 128) -> None:
-    """As :func:`ragged`, with at most ``most`` drafted tokens each; written into ``text [B, room]``, ``position [B]``
-    and the cache's ``lengths [B]``. One launch, and no number comes back."""
+    """As :func:`ragged`, with at most ``most`` drafted tokens each; written into ``text [B, room]``,
+    ``position [B]`` and the cache's ``lengths [B]``. One launch, and no number comes back."""
     in_place_kernel[len(seed),](logits, tokens, cu, q, seed, position, text, lengths, logits.shape[1], text.shape[1],
                                 WIDTH=triton.next_power_of_2(most + 1), BLOCK=block)

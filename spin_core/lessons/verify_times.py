@@ -29,7 +29,8 @@ def on_cpu(cases: list[tuple[int, int]], repeats: int) -> dict[str, list[float]]
 
 
 def on_gpus(directory: str | Path | None = None, drafts: str = "all accepted", dtype: str = "bfloat16") -> list[dict]:
-    """Series of ``bench gpu`` runs stored in ``figures/data/<card>/gpu.json``: time over the floor of each way, by case.
+    """Series of ``bench gpu`` runs stored in ``figures/data/<card>/gpu.json``: time over the floor of each
+    way, by case.
 
     Each has label, x (case), y (times the floor, None where a way did not run) and the run's provenance.
     """

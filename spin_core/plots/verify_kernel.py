@@ -16,8 +16,9 @@ from spin_core.plots.base import BLUE, GREEN, GREY, INK, ORANGE, RED, SERIES, WI
 @styled
 def reads(requests: Sequence[tuple[int, int]], logits: Sequence[Sequence[float]],
           laws: Sequence[Sequence[float]]) -> Figure:
-    """What was loaded of a ragged batch. ``requests`` holds (drafted, accepted) of each request; ``logits[b]`` how
-    often each of its drafted + 1 rows was read, ``laws[b]`` the same of the drafter's laws, one for each draft.
+    """What was loaded of a ragged batch. ``requests`` holds (drafted, accepted) of each request;
+    ``logits[b]`` how often each of its drafted + 1 rows was read, ``laws[b]`` the same of the drafter's laws,
+    one for each draft.
     """
     most = max(drafted for drafted, _ in requests) + 1
     figure = Figure(figsize=(WIDTH, 1.5 + 0.42 * len(requests)), layout="constrained")
@@ -78,8 +79,8 @@ def bias(rules: Mapping[str, tuple[float, float]]) -> Figure:
 @styled
 def times(cpu: Mapping[str, Sequence[float | None]], labels: Sequence[str],
           gpu: Mapping[str, tuple[Sequence[str], Sequence[float | None]]]) -> Figure:
-    """``cpu[way]``: milliseconds of verifying each of the batches ``labels``. ``gpu[series]``: cases and time over the
-    memory's floor; empty while no GPU was at hand."""
+    """``cpu[way]``: milliseconds of verifying each of the batches ``labels``. ``gpu[series]``: cases and time
+    over the memory's floor; empty while no GPU was at hand."""
     figure = Figure(figsize=(WIDTH, 3.9), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[1.1, 1])
     at = np.arange(len(labels))

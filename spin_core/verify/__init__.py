@@ -1,7 +1,7 @@
 """Lossless accept / reject: the text follows the target's law whatever the drafter proposes.
 
-On a CUDA device the verdict comes from one fused Triton kernel, elsewhere from the torch reference that the kernel
-must equal. Trees of drafted tokens are verified by :func:`verify_tree`.
+On a CUDA device the verdict comes from one fused Triton kernel, elsewhere from the torch reference that the
+kernel must equal. Trees of drafted tokens are verified by :func:`verify_tree`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def verify_chain(logits: Tensor, draft: Draft, sampling: SamplingBatch, position
                  max_draft: int | None = None, progress: Progress | None = None) -> Verdict:
     """:func:`spin_core.verify.chain.verify_chain`, by whatever is fastest where the logits are.
 
-    ``max_draft``, if given, is an upper bound of the drafted tokens of any request, known without asking the device:
-    ``tokens`` then has ``max_draft + 1`` columns, and on a CUDA device nothing waits for it.
-    ``progress``, if given, is brought up to date: on a CUDA device by the same launch, so that the next step can be
-    prepared there before the host has seen this verdict.
+    ``max_draft``, if given, is an upper bound of the drafted tokens of any request, known without asking the
+    device: ``tokens`` then has ``max_draft + 1`` columns, and on a CUDA device nothing waits for it.
+    ``progress``, if given, is brought up to date: on a CUDA device by the same launch, so that the next step
+    can be prepared there before the host has seen this verdict.
     """
     if logits.is_cuda and logits.dtype != torch.float64 and _kernel() is not None:
         return _kernel().verify_chain(logits, draft, sampling, position, max_draft, progress)

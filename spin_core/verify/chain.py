@@ -99,7 +99,8 @@ def verify_chain(logits: Tensor, draft: Draft, sampling: SamplingBatch, position
 
 
 def _go(judge: "_Greedy | _Sampled", alive: Tensor, draft: Draft, accepted: Tensor, token: Tensor) -> None:
-    """Test first drafts of the requests ``alive``, then second ones, ...: a request is out at its first rejection.
+    """Test first drafts of the requests ``alive``, then second ones, ...: a request is out at its first
+    rejection.
 
     So no row behind it is read. Writes to ``accepted`` and ``token`` where the judge knows the token.
     """

@@ -1,27 +1,31 @@
-"""Triton: chain verification from raw logits in one launch, every needed row read once from memory.
+"""Triton: chain verification from raw logits in one launch, no row read that no verdict needs.
 
-Equal to :func:`spin_core.verify.chain.verify_chain` with the same counters of the same random bits, so the same
-seeds give the same tokens; only where two candidates tie up to rounding may the two differ.
+Equal to :func:`spin_core.verify.chain.verify_chain` with the same counters of the same random bits, so the
+same seeds give the same tokens; only where two candidates tie up to rounding may the two differ.
 
-A row of logits is cut into chunks, and a chunk of a row is the unit of work. Programs are as many as the device
-holds and take units from one queue in the order of their tickets. Whoever finishes the last chunk of a row joins the
-chunks' results, decides, and queues what its request needs next:
+A row of logits is cut into chunks, and a chunk of a row is the unit of work. Programs are as many as the
+device holds and take units from one queue in the order of their tickets. Whoever finishes the last chunk of a
+row joins the chunks' results, decides, and queues what its request needs next:
 
-``READ``   peak, mass under it (online log-sum-exp) and argmax of a row. Then the accept test, by gathers: an accepted
-           token queues the next row, a rejected one the draw from its residual. Greedy rows need nothing else.
-``DRAW``   the exponential race over (p - q)+ of a row whose law is known. The normaliser of p has to be known before
-           any column of (p - q)+ is, so these columns are loaded a second time: a moment after the first, so from the
-           cache rather than from memory where it holds the rows in work (a row of 128256 bf16 logits is 257 kB).
+``READ``   peak, mass under it (online log-sum-exp) and argmax of a row. Then the accept test, by gathers: an
+           accepted token queues the next row, a rejected one the draw from its residual. Greedy rows need
+           nothing else.
+``DRAW``   the exponential race over (p - q)+ of a row whose law is known. The normaliser of p has to be known
+           before any column of (p - q)+ is, so these columns are loaded a second time: a moment after the
+           first, so from the cache rather than from memory where it holds the rows in work (a row of 128256
+           bf16 logits is 257 kB).
 ``BONUS``  the race over p of an unfiltered row, needing no normaliser and so no READ before it.
 
-Both races are randomness.race's: groups of columns first, whose noise is 64 times less than the columns' would be, then
-whoever decides lets the columns of the winning group race, loading these few again.
+Both races are randomness.race's: groups of columns first, whose noise is 64 times less than the columns'
+would be, then whoever decides lets the columns of the winning group race, loading these few again.
 
-No row behind a rejection is touched, no softmax, mask or one-hot q is ever written. There is no deadlock whatever the
-number of programs: a unit is only waited for while another program, already running, works on what precedes it.
+No row behind a rejection is touched, no softmax, mask or one-hot q is ever written. There is no deadlock
+whatever the number of programs: a unit is only waited for while another program, already running, works on
+what precedes it.
 
-top-k and top-p: each is the smallest set of largest scores whose weight, number or mass, reaches a target. The floor
-of that set is found by bisection on the ordered bit patterns of floats: exact, ties included, without a sort.
+top-k and top-p: each is the smallest set of largest scores whose weight, number or mass, reaches a target.
+The floor of that set is found by bisection on the ordered bit patterns of floats: exact, ties included,
+without a sort.
 """
 
 from __future__ import annotations
@@ -78,7 +82,8 @@ def _speeds(seed, position, entrant, first):
 
 @triton.jit
 def _read(ROW, first, vocab, scale, greedy, BLOCK: tl.constexpr, TILES: tl.constexpr):
-    """Online over one chunk: largest logit, sum of 2^((x - peak) scale), and, for a greedy row, the first argmax.
+    """Online over one chunk: largest logit, sum of 2^((x - peak) scale), and, for a greedy row, the first
+    argmax.
 
     The sum is NaN if the chunk holds NaN or +inf, and zero if it holds nothing finite.
     """
@@ -115,10 +120,11 @@ def _drafted_law(Q, MAP, columns, vocab, token, soft, SUBSET: tl.constexpr, SOFT
 @triton.jit
 def _draw(ROW, Q, MAP, first, vocab, scale, peak, inverse, floor, token, soft, seed, position,
           SUBSET: tl.constexpr, SOFT: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr):
-    """The first rounds of the races over p and over (p - q)+ in one chunk: peak, mass, winning groups and speeds.
+    """The first rounds of the races over p and over (p - q)+ in one chunk: peak, mass, winning groups and
+    speeds.
 
-    ``peak`` and ``inverse`` (of the mass) of a known law; -inf and 1 where the law is not known: then speeds are
-    relative to the peak returned. A NaN in q makes the residual's speed -1.
+    ``peak`` and ``inverse`` (of the mass) of a known law; -inf and 1 where the law is not known: then speeds
+    are relative to the peak returned. A NaN in q makes the residual's speed -1.
     """
     total = 0.0
     speed_p = 0.0
@@ -393,18 +399,20 @@ def _verify(LOGITS, TOKENS, CU, PROBS, PROB_ROW, MAP, TEMPERATURE, TOP_K, TOP_P,
 
 
 def verify_chain(logits: Tensor, draft: Draft, sampling: SamplingBatch, position: Tensor,
-                 max_draft: int | None = None, progress: Progress | None = None, *, block: int = 8192, tiles: int = 2, drawn: int = 2048,
-                 programs: int | None = None) -> Verdict:
+                 max_draft: int | None = None, progress: Progress | None = None, *, block: int = 4096,
+                 tiles: int = 4, drawn: int = 2048, programs: int | None = None) -> Verdict:
     """:func:`spin_core.verify.chain.verify_chain` in one launch after one that clears the queue.
 
-    ``logits [N + B, V]`` fp32, bf16 or fp16 with contiguous rows, on a CUDA device or in Triton's interpreter.
-    ``max_draft``, if given, bounds the number of drafted tokens of a request; ``tokens`` then has ``max_draft + 1``
-    columns, and nothing here waits for the device. Without it the largest count is asked from the device.
+    ``logits [N + B, V]`` fp32, bf16 or fp16 with contiguous rows, on a CUDA device or in Triton's
+    interpreter. ``max_draft``, if given, bounds the number of drafted tokens of a request; ``tokens`` then
+    has ``max_draft + 1`` columns, and nothing here waits for the device. Without it the largest count is
+    asked from the device.
 
     ``progress``, if given, is brought up to date in the same launch.
 
-    ``block`` columns are loaded at a time (``drawn`` in a race, which keeps more about each; at least a race's group)
-    and ``tiles`` blocks make a chunk; ``programs`` take chunks from the queue (default: two for each multiprocessor, what its registers hold).
+    ``block`` columns are loaded at a time (``drawn`` in a race, which keeps more about each; at least a
+    race's group) and ``tiles`` blocks make a chunk; ``programs`` take chunks from the queue (default: two for
+    each multiprocessor, as many as its registers allow).
 
     Raises ValueError if the shapes do not fit together or the logits are of another type.
     """
@@ -444,8 +452,8 @@ def verify_chain(logits: Tensor, draft: Draft, sampling: SamplingBatch, position
             shared, shared[batch:], shared[batch + 3:], batch, vocab, width, chunks,
             0 if progress is None else progress.lengths.stride(0), logits.stride(0),
             0 if probs is None else probs.stride(0), SOFT=probs is not None, SUBSET=subset is not None,
-            CACHES=-1 if progress is None else len(progress.lengths), CHUNKS=width_of, WIDTH=triton.next_power_of_2(width), BLOCK=block, TILES=tiles,
-            DRAWN=min(drawn, block), num_warps=8)
+            CACHES=-1 if progress is None else len(progress.lengths), CHUNKS=width_of,
+            WIDTH=triton.next_power_of_2(width), BLOCK=block, TILES=tiles, DRAWN=min(drawn, block), num_warps=8, maxnreg=128)
     return Verdict(accepted, tokens, failed.view(torch.bool))
 
 

@@ -1,4 +1,4 @@
-"""Where requests stand after a verdict, kept on the device: the next step can begin before the host has read this one."""
+"""Where requests stand after a verdict, kept on the device: the next step need not wait for the host."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Progress:
     ``position [B]``, tokens of the text so far: the index of the first token being decided.
     ``last [B]``, the text's last token, which the target reads next.
     ``slot [B]``, the request's row of each cache.
-    ``lengths [C, slots]``, how many tokens each of C caches holds of each slot: all tokens but the last at most, for
-    what lies beyond was rejected. A cache that holds less, a drafter's, keeps what it has.
+    ``lengths [C, slots]``, how many tokens each of C caches holds of each slot: all tokens but the last at
+    most, for what lies beyond was rejected. A cache that holds less, a drafter's, keeps what it has.
     """
 
     position: Tensor

@@ -1,4 +1,4 @@
-"""What the interpreter runs, the compiler takes: every kernel becomes sm_90 machine code, on a machine without a GPU."""
+"""What the interpreter runs, the compiler takes: kernels become sm_90 machine code on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ TESTS = Path(__file__).parents[1]
 
 def launched(room: str) -> set[str]:
     """Names of the kernels that a room's module launches, ``name[grid](...)``."""
-    source = TESTS.parent / "spin_core" / room / {"verify": "kernel.py", "decompose": "kernels.py"}[room]
+    source = TESTS.parent / "spin_core" / room / {"verify": "kernel.py", "decompose": "kernels.py",
+                                                      "lessons": "kernel_ladder.py"}[room]
     return {node.func.value.id for node in ast.walk(ast.parse(source.read_text()))
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript)
             and isinstance(node.func.value, ast.Name)}
 
 
 @pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton has no compiler for NVIDIA GPUs")
-@pytest.mark.parametrize("room", ["verify", "decompose"])
+@pytest.mark.parametrize("room", ["verify", "decompose", "lessons"])
 def test_compiles_for_sm_90(room, tmp_path):
     paths = [str(TESTS.parent), str(TESTS), str(TESTS / "decompose")]
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
