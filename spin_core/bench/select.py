@@ -137,8 +137,7 @@ class Trial:
         composed = max((n for n in self.scores if n.removeprefix("fixed:") in self.whole.composed), default=None,
                        key=lambda n: self.scores[n].goodput.mean())
         if composed:
-            bars.append(Bar(f"{costs}: spin-full, composed over {composed}", self._over("spin-full, composed", composed),
-                            ">= 1.0"))
+            bars.append(Bar(f"{costs}: spin-full over {composed}", self._over("spin-full", composed), ">= 1.0"))
         return bars
 
     def _over(self, name: str, other: str) -> float:

@@ -180,15 +180,17 @@ class _Run:
         table = self.table[name]
         seconds = sum(table[sum(g > k for _, g in members)] for k in range(max(g for _, g in members)))
         total = sum(g for _, g in members)
-        missed = []
+        missed, scores = [], []
         for b, g in members:
             s = seated[b]
             draft_seconds[b] = seconds * g / total
             known, here = s.known.get(name, 0), s.prompt + s.done
             missed.append(0 if known and known == s.before else max(0, here - known - 1))
             if missed[-1] and s.done:           # catching up tells how this drafter would have done on what it reads
-                self._score(s, name, max(0, known - s.prompt), s.done)
+                scores.append(self._score(s, name, max(0, known - s.prompt), s.done))
             s.known[name] = here
+        if scores:
+            self._ask(self.selector.scored, scores)
         if any(missed) and not self.free_switching:
             seconds = table[len(members) + sum(missed)] - table[len(members)]
             for (b, _), rows in zip(members, missed):
@@ -207,16 +209,18 @@ class _Run:
         for name, members in by_name.items():
             rows = [seated[b].prompt + seated[b].done - known for b, known in members]
             seconds = self.table[name][len(members) if name in self.recording.lookups else sum(rows)]
+            scores = []
             for (b, known), count in zip(members, rows):
                 part = 0.0 if self.free_switching else seconds * count / sum(rows)
                 extra[b] += part
-                self._score(seated[b], name, max(0, known - seated[b].prompt), seated[b].done, part)
+                scores.append(self._score(seated[b], name, max(0, known - seated[b].prompt), seated[b].done, part))
+            self._ask(self.selector.scored, scores)
 
-    def _score(self, s: "_Seated", name: str, first: int, last: int, seconds: float = 0.0) -> None:
+    def _score(self, s: "_Seated", name: str, first: int, last: int, seconds: float = 0.0) -> Scored:
         arm = self.index[name]
         hits = [float(self.accepted[arm][t] > 0) if self.proposed[arm][t] else float("nan")
                 for t in range(s.start + first, s.start + last)]
-        self._ask(self.selector.scored, [Scored(s.request, name, hits, seconds)])
+        return Scored(s.request, name, hits, seconds)
 
 
 class _Seated:

@@ -28,7 +28,7 @@ class Spin(Greedy):
     what they have had fades to 1/e over ``memory`` steps with a drafter."""
 
     def __init__(self, arms: Sequence[str], *, explore: int = 1, first: int = 8, growth: float = 2.0,
-                 prior: float = 8.0, memory: float = 2000.0, **options) -> None:
+                 prior: float = 16.0, memory: float = 2000.0, **options) -> None:
         super().__init__(arms, **options)
         if prior < 0 or memory <= 0:
             raise ValueError(f"spin: prior must not be negative and memory positive; got {prior} and {memory}")

@@ -166,6 +166,7 @@ class SpinFull(Selector):
         for s in scores:
             if s.drafter in self.index and len(s.hits):
                 self.survival.read_along(s.request, self.index[s.drafter], s.hits)
+        self.survival.refresh()
 
     def finish(self, request: int) -> None:
         self.survival.close(request)

@@ -44,7 +44,7 @@ class Survival:
         self.row: dict[int, int] = {}
         self.unused: list[int] = []
         self.books = np.zeros((0, 4, arms))         # per request: failures, expected failures, asked, found
-        self._refresh()
+        self.refresh()
 
     def draft(self, requests: Iterable[int], arms: ndarray, drafted: ndarray, accepted: ndarray) -> None:
         """Learn from drafts, one per request: all of a drafted chain up to its first rejection was tested."""
@@ -63,10 +63,11 @@ class Survival:
         expected = (self.failing[arms] * tested).sum(1)
         np.add.at(self.books, (rows, slice(None), arms),
                   np.stack([failed.any(1), expected, np.ones(len(arms)), some], 1))
-        self._refresh()
+        self.refresh()
 
     def read_along(self, request: int, arm: int, hits: Sequence[float]) -> None:
         """Learn from text that a drafter has read without drafting; NaN where it would have proposed nothing.
+        ``refresh`` after the last request of a step.
 
         Such a token tells less than a drafted one: a draft begins where another has failed, while these lie anywhere,
         many of them in easy stretches. So it counts ``READ`` of a test.
@@ -80,7 +81,6 @@ class Survival:
         for total, value in ((self.tested, tests * theta), (self.failed, failures)):
             total[arm] *= self.keep ** tests
             total[arm, 0] += value
-        self._refresh()
 
     def curves(self, theta: ndarray) -> ndarray:
         """P(the first k drafted tokens are accepted) for k = 1 .. depths, ``[B, arms, depths]``."""
@@ -124,7 +124,7 @@ class Survival:
         self.row[request] = self.unused.pop()
         return self.row[request]
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
         """``failing [arms, depths]``, the average request's chance to fail there, and ``hazard``; where little was
         tested, the depth before is the better guess."""
         self.failing = np.empty_like(self.tested)

@@ -37,7 +37,7 @@ def replayed(requests: int = 48) -> Panel:
     count = slider(IntSlider, requests, 16, 96, "requests", step=16)
     explore = slider(IntSlider, 1, 0, 8, "explore")
     first = slider(IntSlider, 8, 1, 64, "first epoch")
-    prior = slider(FloatSlider, 8.0, 0, 64, "prior")
+    prior = slider(FloatSlider, 16.0, 0, 64, "prior")
     capacity = slider(IntSlider, 8, 0, 8, "places")
     return Panel([count, shift, explore, first, prior, capacity],
                  lambda: story(count.value, shift.value, explore.value, first.value, prior.value, capacity.value))
