@@ -265,6 +265,7 @@ class Engine:
             try:
                 drafter = self.drafter_called(name)
                 draft = drafter.propose(requests, [self._num_draft(r, drafter) for r in requests])
+                draft = draft.to(self.target.device)
             except Exception as error:      # losing a drafter must cost speed, never a request
                 draft, raised = Draft.empty(len(requests), self.target.device), error
             self._synchronize()

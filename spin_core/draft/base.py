@@ -53,6 +53,11 @@ class Draft:
         """Drafted tokens per request, ``[B]``."""
         return self.cu.diff()
 
+    def to(self, device: torch.device | str) -> "Draft":
+        """The draft on the verifier's device, where drafters have another one."""
+        parts = (self.tokens, self.cu, self.probs, self.prob_row, self.ids)
+        return Draft(*(None if part is None else part.to(device) for part in parts))
+
 
 @dataclass
 class CaughtUp:

@@ -86,4 +86,4 @@ class FedDrafter(ModelDrafter):
                 before += [torch.zeros_like(source[:1]), source[:count - 1]]
             else:
                 before.append(source[start - 1:start - 1 + count])
-        return {"states": torch.cat(before)[None]}
+        return {"states": torch.cat([b.to(self.runner.device) for b in before])[None]}

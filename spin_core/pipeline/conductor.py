@@ -141,7 +141,8 @@ class Pipeline:
         if len(self.groups) == 1:
             return self._alone
         if self._beside is None:
-            self._beside = make_executor(self.engine.target.device)
+            drafting = (d.runner.device for d in self.engine.drafters.values() if hasattr(d, "runner"))
+            self._beside = make_executor(self.engine.target.device, next(drafting, None))
         return self._beside
 
     # ---- landing

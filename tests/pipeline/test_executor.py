@@ -175,3 +175,12 @@ def test_streams_give_what_one_stream_gives():
 
     for a, b in zip(run(Sequential()), run(CudaStreams())):
         assert torch.equal(a, b)
+
+
+def test_drafts_move_to_the_verifiers_device():
+    from spin_core.draft import Draft
+
+    draft = Draft(torch.tensor([3, 4]), torch.tensor([0, 2]), torch.rand(1, 5), torch.tensor([-1, 0]), torch.arange(5))
+    moved = draft.to("meta")
+    assert all(part.device.type == "meta" for part in vars(moved).values())
+    assert vars(Draft.one_hot([[1]]).to("cpu"))["probs"] is None
