@@ -16,7 +16,8 @@ from spin_core.select.thompson import Thompson
 from spin_core.select.ucb import UCB
 
 _POLICIES: dict[str, type[Selector]] = {
-    "spin": Spin, "spin-full": SpinFull, "random": Random, "greedy": Greedy, "epsilon-greedy": EpsilonGreedy, "ucb": UCB, "exp3": EXP3,
+    "spin": Spin, "spin-full": SpinFull, "random": Random,
+    "greedy": Greedy, "epsilon-greedy": EpsilonGreedy, "ucb": UCB, "exp3": EXP3,
     "thompson": Thompson, "hedge": Hedge}
 NAMES = (*_POLICIES, "fixed:ARM")
 

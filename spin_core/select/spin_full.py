@@ -34,10 +34,10 @@ TOGETHER = 3        # drafters in one step, at most: each costs a pass of its ow
 class SpinFull(Selector):
     """SPIN with full information.
 
-    ``kappa``: the first guess of the shrinkage (:mod:`spin_core.select.survival`). ``memory``: drafts
-    after which what was learned about a drafter has faded to 1/e. ``bold``: a drafter could be better than the best if it is with
-    a frailty so many standard deviations below its mean. ``cost``: seconds of the target's pass over
-    numbers of rows (an array), where profiled; None: a line, learned while serving. ``gamma`` bounds the lengths.
+    ``kappa``: the first guess of the shrinkage (:mod:`spin_core.select.survival`). ``memory``: drafts after which
+    what was learned about a drafter has faded to 1/e. ``bold``: a drafter could be better than the best if it is with
+    a frailty so many standard deviations below its mean. ``cost``: seconds of the target's pass over numbers of rows
+    (an array), where profiled; None: a line, learned while serving. ``gamma`` bounds the lengths.
     """
 
     def __init__(self, arms: Sequence[str], *, gamma: int = 8, kappa: float = 8.0, memory: float = 2000.0,
@@ -131,7 +131,8 @@ class SpinFull(Selector):
         rows = np.append(0, np.broadcast_to(found[:, None], worth.shape).ravel()[order].cumsum())
         drafting = passes + self.per_row[arms[order // self.depths]].cumsum()
         tokens = len(seats) + np.append(0, worth.ravel()[order].cumsum())
-        count = int((tokens / (self.cost(len(seats) + rows) + np.append(passes, drafting))).argmax()) if self.known else len(order)
+        seconds = self.cost(len(seats) + rows) + np.append(passes, drafting)
+        count = int((tokens / seconds).argmax()) if self.known else len(order)
         return np.bincount(order[:count] // self.depths, minlength=len(seats))
 
     # ---- learning

@@ -11,10 +11,11 @@ counts (the conjugate pair Gamma and Poisson; for rare failures the model, for o
 
     theta = (kappa + failures) / (kappa + expected failures).
 
-``kappa`` is the shrinkage: a new request is the average one, and becomes itself as it is heard. How different requests
-are, is learned as well, by the method of moments from those that have left: (failures - expected)^2 is expected
-plus expected^2 / kappa on average. What all requests teach is corrected the other way round, a test of a request with theta counting as theta tests: deep positions are
-drafted for good requests only, and are not to look easy for it.
+``kappa`` is the shrinkage: a new request is the average one, and becomes itself as it is heard. How different
+requests are is learned as well, by the method of moments from those that have left: (failures - expected)^2 is
+expected plus expected^2 / kappa on average. What all requests teach is corrected the other way round, a test of a
+request with theta counting as theta tests: deep positions are drafted for good requests only, and are not to look
+easy for it.
 """
 
 from __future__ import annotations
