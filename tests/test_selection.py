@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import os
 import random
+import subprocess
+import sys
 import threading
 import time
 import warnings
 from collections import Counter, defaultdict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -543,6 +547,28 @@ def test_the_worker_ends_with_its_engine():
     while workers() > before and time.monotonic() < until:
         time.sleep(0.005)
     assert workers() == before
+
+
+def test_a_program_may_end_while_a_drafter_reads():
+    """Else the interpreter stops the thread in the midst of an operator, and torch takes the program down."""
+    program = """
+import sys, time, torch, tiny
+from spin_core.engine import Engine
+engine = Engine(tiny.family(), selector="fixed:near")
+def catch_up(requests, stopped):
+    until = time.monotonic() + 0.5
+    while time.monotonic() < until:
+        torch.randn(64, 64) @ torch.randn(64, 64)
+    return []
+engine.drafters["near"].catch_up = catch_up
+engine.submit([1, 2] * 20)
+engine.step()
+assert engine.selection.catch_ups.jobs
+"""
+    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    done = subprocess.run([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+                          capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
 
 
 # ---- what cannot be asked for

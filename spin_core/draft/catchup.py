@@ -93,10 +93,20 @@ class Worker:
     def restart(self, jobs: list[Job]) -> None:
         """A new thread, beside one that hangs: it gets what the other has not begun of ``jobs``."""
         self._queue: SimpleQueue = SimpleQueue()
-        threading.Thread(target=_work, args=(self._queue, self.device), daemon=True, name="spin-catch-up").start()
-        weakref.finalize(self, self._queue.put, None)       # the thread ends with its owner
+        # a daemon, for one that hangs must not keep the program from ending
+        thread = threading.Thread(target=_work, args=(self._queue, self.device), daemon=True, name="spin-catch-up")
+        thread.start()
+        weakref.finalize(self, _end, self._queue, thread)
         for job in jobs:
             self.submit(job)
+
+
+def _end(queue: SimpleQueue, thread: threading.Thread) -> None:
+    """With its owner, or with the program, the thread ends too: a thread that the interpreter stops at its exit in
+    the midst of an operator of torch takes the program down."""
+    queue.put(None)
+    if thread is not threading.current_thread():
+        thread.join(timeout=5)
 
 
 def _work(queue: SimpleQueue, device: torch.device) -> None:
