@@ -1,4 +1,4 @@
-"""Does drafting beside verifying pay on this machine? Overlap of synthetic and of real stages, and the heuristic's choice.
+"""Does drafting beside verifying pay on this machine? Overlap of synthetic and real stages, the heuristic's choice.
 
 Overlap efficiency is ideal / achieved, where the ideal lets the busier stage work all the time:
 max(sum of draft, sum of verify). Of synthetic stages the sums are known: they are calibrated alone, in one thread. Of
@@ -31,7 +31,8 @@ TRIALS = 3
 
 def add_arguments(parser) -> None:
     parser.add_argument("--batch", type=int, default=8, help="requests served at once (default 8)")
-    parser.add_argument("--counts", type=int, nargs="+", default=[1, 2, 3, 4, 8], help="micro-batches (default 1 2 3 4 8)")
+    parser.add_argument("--counts", type=int, nargs="+", default=[1, 2, 3, 4, 8],
+                        help="micro-batches (default 1 2 3 4 8)")
     parser.add_argument("--drafter", help="who drafts (default: the family's first)")
     parser.add_argument("--gamma", type=int, default=4)
     parser.add_argument("--max-new-tokens", type=int, default=96)
@@ -44,7 +45,7 @@ def run(args) -> Report:
     from spin_core.workloads import load_workload
 
     rows = [*interpreter_lock(), *(row for times in SYNTHETIC for row in synthetic(*times, rounds=args.rounds))]
-    synthetic_worst = min(r["efficiency"] for r in rows if r["what"].startswith("synthetic") and r["micro_batches"] > 1)
+    synthetic_worst = min(r["efficiency"] for r in rows if r.get("micro_batches", 1) > 1)
     family = zoo.load("smollm2")
     prompts = [p.messages for p in load_workload("mix", split="test", seed=1).first(args.batch)]
     params = SamplingParams(max_new_tokens=args.max_new_tokens, stop_ids=())
@@ -58,12 +59,13 @@ def run(args) -> Report:
     bars = [Bar("overlap efficiency, synthetic stages, the worst", synthetic_worst, ">= 0.85"),
             Bar("overlap efficiency, live, with the best count above one",
                 statistics.median(r.schedule.efficiency for r in fixed[overlapping]) if beside else None, ">= 0.75"),
-            Bar("goodput of the heuristic over the sequential engine (3 % are noise)", ratio(live, "auto", "off"), ">= 0.97"),
+            Bar("goodput of the heuristic over the sequential engine (3 % are noise)", ratio(live, "auto", "off"),
+                ">= 0.97"),
             Bar("goodput of the heuristic over the best fixed count", ratio(live, "auto", best), ">= 0.97")]
     chosen = sorted({r.count for r in live["auto"]})
     return Report("pipeline", rows, bars, [
         "two threads: wall time of two threads over that of one, each doing the same; 1 is perfect, 2 is taking turns",
-        f"engine: {args.batch} requests, {args.max_new_tokens} tokens each, gamma {args.gamma}, while all of them decode; "
+        f"engine: {args.batch} requests, {args.max_new_tokens} tokens each, gamma {args.gamma}, while all decode; "
         "medians of interleaved runs; goodput is verified requests per second times tokens per verification",
         f"the heuristic chose {', '.join(map(str, chosen))} micro-batches; the best fixed count is {best}; "
         f"{torch.get_num_threads()} threads in all, with more than one micro-batch they are shared out"])

@@ -62,7 +62,7 @@ def _round(draft: Stage, verify: Stage, count: int, refill: bool) -> float:
 
 
 def climb(decisions: Sequence) -> list:
-    """The decisions of the heuristic's longest climb, from its start to its choice."""
+    """The decisions of the climb that measured most, from its start to its choice."""
     climbs, current = [], []
     for decision in decisions:
         if decision.why.startswith(("start", "the load")):
@@ -96,9 +96,10 @@ def check_finish(solution: Callable) -> Answer:
                 hint = " That is taking turns: a group can be verified while the next is drafted."
             elif abs(answer - max(sum(draft), sum(verify))) < 1e-9:
                 hint = " The ideal forgets that the first group cannot be verified before it is drafted."
-            return Answer("wrong", f"For draft = {_short(draft)} and verify = {_short(verify)} it is over after {right:.3g}, "
-                                   f"yours is {float(answer):.3g}.{hint}")
-    return Answer("right", "Verifying starts when its draft is there and the last verification is over, whichever is later.")
+            return Answer("wrong", f"For draft = {_short(draft)} and verify = {_short(verify)} it is over after "
+                                   f"{right:.3g}, yours is {float(answer):.3g}.{hint}")
+    return Answer("right", "Verifying starts when its draft is there and the last verification is over: "
+                           "the later of the two.")
 
 
 def check_best_count(solution: Callable) -> Answer:
@@ -113,13 +114,14 @@ def check_best_count(solution: Callable) -> Answer:
         if answer is None or answer is Ellipsis:
             return OPEN
         if isinstance(answer, bool) or not isinstance(answer, int) or not 1 <= answer <= 9:
-            return Answer("wrong", f"best_count({draft}, {verify}, {fixed}, 9) should be a number in 1 ... 9, it is {answer!r}.")
+            return Answer("wrong", f"best_count({draft}, {verify}, {fixed}, 9) should be a number in 1 ... 9, "
+                                   f"it is {answer!r}.")
         rounds = {m: _round(Stage(draft, fixed), Stage(verify, fixed), m, refill=True) for m in range(1, 10)}
         best = min(rounds, key=rounds.get)
         if rounds[answer] > rounds[best] * (1 + 1e-6):
-            return Answer("wrong", f"For draft {draft}, verify {verify} and a fixed share of {fixed}, {answer} micro-batches "
-                                   f"take {rounds[answer]:.3f} a round, {best} take {rounds[best]:.3f}.")
-    return Answer("right", "More groups shorten what is not overlapped at both ends, and each pays the fixed share again.")
+            return Answer("wrong", f"For draft {draft}, verify {verify} and a fixed share of {fixed}, {answer} "
+                                   f"micro-batches take {rounds[answer]:.3f} a round, {best} take {rounds[best]:.3f}.")
+    return Answer("right", "More groups shorten what is not overlapped at both ends; each pays the fixed share again.")
 
 
 def _short(values: Sequence[float]) -> str:

@@ -5,8 +5,8 @@ The engine's stages stay what they are; here is decided when they run, and for w
 drafting and verifying may run in others, and what they write belongs to their group: its requests' cache slots. A
 request sits in one group, and a group is drafted for anew only after its last verdict was committed.
 
-The steady state crosses the borders of rounds: while the last group of a round is verified, the first one's next draft
-is made.
+The steady state crosses the borders of rounds: while the last group of a round is verified, the first one's next
+draft is made.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Pipeline:
         try:
             verified = due.flight.result()
         except BaseException:
-            if due.flight.landed:       # a stage raised it. After a limit or an interrupt the group is still in the air
+            if due.flight.landed:       # a stage raised it; after a limit or an interrupt the group is still aloft
                 self.aloft.popleft()
                 self._undo(due)
             raise
@@ -193,7 +193,8 @@ class Pipeline:
             return
         now, running = time.perf_counter(), self.engine.running
         if this.began is not None and running and not this.reading:       # prompts are another load
-            load = Load(len(running), sum(r.length for r in running) / len(running), Counter(r.drafter for r in running))
+            context = sum(r.length for r in running) / len(running)
+            load = Load(len(running), context, Counter(r.drafter for r in running))
             self.heuristic.observe(load, this.requests, now - this.began, self.engine.trace.now())
         self._round = _Round(began=now)
 

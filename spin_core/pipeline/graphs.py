@@ -6,8 +6,8 @@ fixed memory, so a pass is fitted into a bucket: B requests, T rows for each (th
 entries to attend to. What differs from pass to pass (tokens, positions, slots, prefixes) is copied into the graph's
 inputs before it is replayed.
 
-Padding rows write their keys behind what their request holds: stale entries, which nobody reads. Entries that were never
-written may hold anything, even NaN, so they are blanked before they are multiplied by a weight of zero.
+Padding rows write their keys behind what their request holds: stale entries, which nobody reads. Entries that were
+never written may hold anything, even NaN, so they are blanked before they are multiplied by a weight of zero.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Who sits in which micro-batch: policies that cut a batch of requests into groups.
 
-A pipeline is as fast as its slowest round: max(sum of drafting, sum of verifying, the longest group's both). So groups
-should take equally long, in both stages; that is what :func:`balanced` looks for. Two other wishes compete with it. With
+A pipeline is as fast as its slowest round: max(sum of drafting, sum of verifying, the longest group's both). So
+groups should take equally long, in both stages; :func:`balanced` looks for that. Two other wishes compete with it. With
 requests of one drafter in one group, each drafter runs one wide pass per round and not one for every group. With
 requests of similar length in one group, attention has less padding. No policy changes what is generated, only when.
 """

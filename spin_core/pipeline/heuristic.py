@@ -115,7 +115,8 @@ class Heuristic:
     def _meet(self, load: Load, time: float) -> None:
         """Another load: begin with one micro-batch, or where its climb was left."""
         known = next((climb for climb in reversed(self._climbs) if not climb.load.differs(load)), None)
-        why = "the load is one we know" if known else "the load has changed: start again" if self._now else "start with one"
+        why = ("the load is one we know" if known else
+               "the load has changed: start again" if self._now else "start with one")
         if known is None:
             known = _Climb(load)
             self._climbs.append(known)

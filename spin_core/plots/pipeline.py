@@ -80,7 +80,8 @@ def microbatches(counts: Sequence[int], measured: Spread, sequential: float, mod
     median, low, high = (np.asarray(v, float) for v in measured)
     x = np.arange(len(counts))
     left.bar(x, median, 0.62, color=[tint(GREEN, 0.9) if c in chosen else tint(BLUE, 0.45) for c in counts])
-    left.errorbar(x, median, np.clip([median - low, high - median], 0, None), fmt="none", color=INK, capsize=3, linewidth=1.1)
+    spread = np.clip([median - low, high - median], 0, None)
+    left.errorbar(x, median, spread, fmt="none", color=INK, capsize=3, linewidth=1.1)
     left.axhline(sequential, color=GREY, linestyle="--", linewidth=1.4)
     left.set(xlabel="micro-batches", ylabel="tokens per second", ylim=(0, max(high.max(), sequential) * 1.24))
     left.set_xticks(x, counts)
@@ -94,7 +95,8 @@ def microbatches(counts: Sequence[int], measured: Spread, sequential: float, mod
         right.plot(counts, values, dash, color=colour, label=f"modelled: {name}")
     right.plot(counts, median / sequential, "o", color=GREEN, markeredgecolor="white", label="measured here")
     if published:
-        right.plot(list(published), list(published.values()), "*", color=RED, markersize=13, label="published, Alpaca (V100s)")
+        right.plot(list(published), list(published.values()), "*", color=RED, markersize=13,
+                   label="published, Alpaca (V100s)")
     right.axhline(1, color=GREY, linewidth=1, linestyle=":")
     right.set(xlabel="micro-batches", ylabel="goodput / taking turns", ylim=(0, top * 1.42))
     right.set_xticks(sorted({*counts, *published}))
@@ -107,7 +109,8 @@ def microbatches(counts: Sequence[int], measured: Spread, sequential: float, mod
 def heuristic(decisions: Sequence[Decision], fixed: Mapping[int, float], auto: float) -> Figure:
     """Left: what the heuristic measured at each count, and its choice. Right: its goodput beside every fixed count's.
 
-    ``decisions`` of one climb, the last of them the choice; ``fixed`` and ``auto`` are relative to the best fixed count.
+    ``decisions`` of one climb, the last of them the choice; ``fixed`` and ``auto`` are relative to the best fixed
+    count.
     """
     if not decisions:
         raise ValueError("heuristic: needs at least one decision")
@@ -121,7 +124,10 @@ def heuristic(decisions: Sequence[Decision], fixed: Mapping[int, float], auto: f
                   markeredgecolor=GREEN, markeredgewidth=2.5)
     left.set(xlabel="micro-batches", ylabel="verified requests per second", ylim=(0, max(rates, default=1) * 1.25))
     left.set_xticks(counts)
-    left.set_title(f"The climb ({last.why}): {last.count} chosen")
+    left.set_title(f"The climb ({last.why}): {last.count} chosen" if rates else "The climb")
+    if not rates:
+        left.text(0.5, 0.5, "the runs were too short to measure anything", transform=left.transAxes, ha="center",
+                  color=GREY)
     names = [*map(str, fixed), "heuristic"]
     values = [*fixed.values(), auto]
     right.barh(np.arange(len(names))[::-1], values, 0.62, color=[tint(BLUE, 0.45)] * len(fixed) + [tint(GREEN, 0.9)])

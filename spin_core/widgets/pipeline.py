@@ -33,7 +33,8 @@ def overlap(draft: float = 20.0, verify: float = 40.0, fixed: float = 0.3, count
             times = [split_time(t.value / 1e3, f.value, [1 / groups] * groups) for t in (d, v)]
             return simulate(*times, ROUNDS, overlap=beside)
 
-        return plots.gantt({"taking turns": schedule(1, False), f"pipeline, {m.value} micro-batches": schedule(m.value, True)},
+        return plots.gantt({"taking turns": schedule(1, False),
+                            f"pipeline, {m.value} micro-batches": schedule(m.value, True)},
                            title=f"{ROUNDS} rounds, simulated")
 
     return Panel([d, v, f, m], draw)
