@@ -109,7 +109,7 @@ def interpreter_lock() -> list[dict]:
 
 def synthetic(draft: float, verify: float, rounds: int = 60, count: int = 4) -> list[dict]:
     """Stages that compute for a known time: one row for each executor."""
-    matrix = torch.randn(96, 96)            # stays in a core's own cache
+    matrix = torch.randn(192, 192)          # in a core's own cache, and long enough not to queue for the interpreter
 
     def compute(times: int) -> None:
         for _ in range(times):
@@ -122,10 +122,10 @@ def synthetic(draft: float, verify: float, rounds: int = 60, count: int = 4) -> 
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    alone(2000)
+    alone(400)
     efficiency: dict[int, list[float]] = {1: [], count: []}
     for _ in range(TRIALS):
-        each = statistics.median(alone(200) for _ in range(15)) / 200      # anew: clocks of processors change
+        each = statistics.median(alone(40) for _ in range(15)) / 40      # anew: clocks of processors change
         work = {DRAFT: max(1, round(draft / each)), VERIFY: max(1, round(verify / each))}
         ideal = max(work.values()) * each * count * rounds
         for executor, groups in ((Sequential(), 1), (Threads((1, 1)), count)):
