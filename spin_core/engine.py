@@ -305,7 +305,7 @@ class Engine:
         requests = [w.request for w in group.members]
         sampling = SamplingBatch.from_params([r.params for r in requests], logits.device)
         position = torch.tensor([r.length for r in requests], device=logits.device)
-        verdict = verify_chain(logits, group.draft, sampling, position)
+        verdict = verify_chain(logits, group.draft, sampling, position, max_draft=max(group.counts))
         drafted = [t.tolist() for t in group.draft.tokens.split(group.counts)]
         outcomes = [_Outcome(*seat) for seat in zip(
             drafted, verdict.num_accepted.tolist(), [[t for t in row if t >= 0] for row in verdict.tokens.tolist()],
