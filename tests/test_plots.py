@@ -159,7 +159,7 @@ def test_theory_marks_the_best_gamma():
 
 
 def test_labels_at_line_ends_keep_their_distance():
-    moved = plots._apart([1.0, 0.9, 3.0, 1.05], 0.2)
+    moved = plots.apart([1.0, 0.9, 3.0, 1.05], 0.2)
     assert moved == pytest.approx([1.1, 0.9, 3.0, 1.3])
 
 

@@ -1,5 +1,4 @@
-"""The attention part of verification: every way to attend a ragged batch, over batch sizes and skews of
-lengths."""
+"""The attention part of verification: every way to attend a ragged batch, over batch sizes and skews of lengths."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ def add_arguments(parser) -> None:
 
 
 def lengths(skew: str, batch: int, scale: int = 1) -> list[int]:
-    """Keys per request. "alpaca": instructions of a sentence or two in all stages of their answers,
-    lognormal."""
+    """Keys per request. "alpaca": instructions of a sentence or two in all stages of their answers, lognormal."""
     if skew == "equal":
         keys = [300] * batch
     elif skew == "spread":
