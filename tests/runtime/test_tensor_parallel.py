@@ -58,7 +58,7 @@ def free_port() -> int:
 
 def test_two_processes_compute_what_one_does(tmp_path):
     tiny.family().target.save_pretrained(tmp_path)
-    paths = [str(Path(__file__).parent), str(Path(tiny.__file__).parent)]
+    paths = [str(Path(__file__).parents[n]) for n in range(3)]
     (tmp_path / "program.py").write_text(SCRIPT.format(paths=paths))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1",
                "--master-port", str(free_port()), str(tmp_path / "program.py"), str(tmp_path)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import json
 
 import pytest
 import torch
@@ -158,8 +160,10 @@ def test_shipped_drafters_are_whole_and_described():
         if is_table(metadata):
             continue
         ids = tensors["draft_ids"]
-        assert {"base", "description", "license", "target_layers", "training_tokens"} <= metadata.keys()
-        assert len(ids) == int(metadata["draft_vocabulary"])
+        assert {"description", "family", "data", "seed", "steps", "began_as_target_layers"} <= metadata.keys()
+        assert len(ids) == ast.literal_eval(metadata["recipe"])["vocab"]
+        log = json.loads(path.with_suffix(".json").read_text())
+        assert log["data"] == metadata["data"] and log["log"][-1]["step"] == int(metadata["steps"])
 
 
 def test_damaged_shipped_drafter_is_named(tmp_path):
