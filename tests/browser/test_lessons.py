@@ -77,14 +77,22 @@ def press_arrow(handle: WebElement) -> None:
     handle.send_keys(Keys.ARROW_LEFT if at_end else Keys.ARROW_RIGHT)
 
 
+def choose_another(menu: WebElement) -> None:
+    """The first or the second entry of a menu, whichever is not chosen."""
+    select = Select(menu)
+    select.select_by_index(int(select.options[0].is_selected()))
+
+
 def moves(panel: WebElement) -> list[tuple[str, Callable[[], None]]]:
     """One move for every kind of control in a panel, by mouse or by keyboard."""
-    buttons = [b for b in panel.find_elements(By.CSS_SELECTOR, "button.jupyter-button") if b.is_enabled()]
+    # replaying a run that has not changed shows the same picture, so that button is no move
+    buttons = [b for b in panel.find_elements(By.CSS_SELECTOR, "button.jupyter-button")
+               if b.is_enabled() and not b.text.startswith("replay")]
     handles = panel.find_elements(By.CSS_SELECTOR, ".noUi-handle")
     selects = panel.find_elements(By.CSS_SELECTOR, "select")
     return ([(f"button {b.text!r}", b.click) for b in buttons[:1]]
             + [("slider", lambda h=h: press_arrow(h)) for h in handles]
-            + [("menu", lambda s=s: Select(s).select_by_index(1)) for s in selects])
+            + [("menu", lambda s=s: choose_another(s)) for s in selects])
 
 
 def picture_changes(page, panel: WebElement, name: str, move: Callable[[], None]) -> None:
