@@ -86,5 +86,5 @@ def test_report_and_figure(family, answers, tmp_path):
         shares = {r["drafter"]: r["best_share"] for r in report.rows if r["workload"] == workload}
         assert shares.pop("ngram+near") is None and sum(shares.values()) == pytest.approx(1)
     assert report.bars[0].name.endswith("weakest model drafter") and "habits" in costs
-    bench.save_figure(report, str(tmp_path))
+    bench.save_figure(report, bench.request_counts(answers), str(tmp_path))
     assert (tmp_path / "best_ssm_share.json").exists()

@@ -10,12 +10,11 @@ import torch
 from spin_core import provenance
 from spin_core.bench import drafters
 from spin_core.bench.products import interleaved
-from spin_core.distill.evaluate import score
 from spin_core.draft import Drafter, FedLlama, NgramDrafter
 from spin_core.draft.pool import COMPOSED_NGRAM, build
 from spin_core.request import Request, SamplingParams
 from spin_core.runtime import ModelRunner
-from spin_core.select.recording import MAX_GAMMA, Passes, Recording, chains
+from spin_core.select.recording import MAX_GAMMA, Passes, Recording
 
 STRICT = "ngram-strict"     # the lookup inside a composed drafter, which asks for a longer match
 # rows of a pass, and the slots they are spread over: one row each, a draft each, or a prompt
@@ -32,21 +31,10 @@ def record(family, limit: int | None, max_new_tokens: int, repeats: int) -> Reco
     models = [name for name in family.drafters if name not in lookups]
     arms = [*models, *lookups]
     texts = [answers.shard.sequence(i) for i in range(len(answers.workloads))]
-    accepted = {name: [] for name in arms}
-    proposed = {name: [] for name in arms}
-    for name in models:
-        source = family.drafters[name]
-        for scores in score(source.model, source.ids, family.target, answers.shard, answers.states):
-            accepted[name].append(chains(scores.hits))
-            proposed[name].append(np.full(len(scores.hits[0]), MAX_GAMMA, np.uint8))
-            if scores.waits:                    # nothing is drafted before the first token
-                accepted[name][-1][0] = proposed[name][-1][0] = 0
-    for prompt, text in texts:
-        for name, drafter in lookups.items():
-            guesses = drafters.proposals(prompt, text, MAX_GAMMA, drafter)
-            drafter.rollback(0, 0)
-            proposed[name].append(np.array([len(g) for g in guesses], np.uint8))
-            accepted[name].append(np.array([_agree(g, text[t:]) for t, g in enumerate(guesses)], np.uint8))
+    views = {name: drafters.views_of(family, name, answers) for name in models}
+    views |= {name: drafters.lookup_views(family, drafter, answers) for name, drafter in lookups.items()}
+    proposed, accepted = (np.array([[n for view in views[name] for n in getattr(view, what)] for name in arms], np.uint8)
+                          for what in ("drafted", "accepted"))
     # in turn, as in the mix: any stretch of it holds the workloads in equal parts
     seen: dict[str, int] = {}
     turn = []
@@ -56,17 +44,13 @@ def record(family, limit: int | None, max_new_tokens: int, repeats: int) -> Reco
     about = {"kind": "measured", "source": "python -m spin_core bench select --record", **provenance.here(),
              "text": f"greedy answers of at most {max_new_tokens} tokens", "seconds": round(time.time() - began)}
     recording = Recording(
-        tuple(arms), *(np.stack([np.concatenate(what[name]) for name in arms]) for what in (accepted, proposed)),
+        tuple(arms), np.minimum(accepted, proposed), proposed,      # where nothing is drafted, nothing is accepted
         np.cumsum([0] + [len(text) for _, text in texts]), np.array([len(prompt) for prompt, _ in texts]),
         tuple(answers.workloads), tuple(f"{w}-{n}" for w, n in zip(answers.workloads, turn)),
         measure(family, models, lookups, repeats), tuple(lookups), about=about)
     for model in models:
         recording = recording.compose(f"ngram+{model}", STRICT, model)
     return recording.take(np.argsort(turn, kind="stable"))
-
-
-def _agree(guess: list[int], text: list[int]) -> int:
-    return next((k for k, (g, t) in enumerate(zip(guess, text)) if g != t), min(len(guess), len(text)))
 
 
 def measure(family, models: list[str], lookups: dict[str, Drafter], repeats: int, context: int = 192) \
