@@ -14,7 +14,7 @@ from spin_core.distill.corpus import Shard
 from spin_core.distill.drafters import RECIPES, draft_vocabulary, prune
 from spin_core.distill.evaluate import Scores, score, tokens_per_verification
 from spin_core.distill.states import States
-from spin_core.lessons.exercises import OPEN, Answer
+from spin_core.lessons.exercises import Answer, attempt
 
 Curve = tuple[list[float], list[float]]
 
@@ -81,12 +81,9 @@ def check_vocabulary(solution: Callable) -> Answer:
     for vocab, size, stops in ((12, 4, (2,)), (50, 10, (0, 49)), (30, 30, (5,))):
         counts = rng.permutation(np.arange(vocab) + 1)
         counts[list(stops)] = 0             # a stop id ends every answer, but in a short text it may be rare
-        try:
-            ids = solution(counts.copy(), size, stops)
-        except Exception as error:
-            return Answer("wrong", f"Your function raised {type(error).__name__}: {error}")
-        if ids is None or ids is Ellipsis:
-            return OPEN
+        ids, verdict = attempt(solution, counts.copy(), size, stops)
+        if verdict:
+            return verdict
         ids = [int(i) for i in ids]
         if len(ids) != size or len(set(ids)) != size:
             return Answer("wrong", f"{len(set(ids))} different ids, expected {size} (vocabulary of {vocab}).")
@@ -109,12 +106,9 @@ def check_speed(solution: Callable) -> Answer:
     cases = [([(4, 4)], .1, [1, 1, 1, 1, 1]), ([(4, 0), (4, 2), (1, 1), (0, 0)], .05, [1, 1.1, 1.2, 1.3, 1.4]),
              ([(0, 0)] * 3, .5, [1.0]), ([(2, 1)] * 7, .3, [1, 1.5, 2])]
     for steps, c, v in cases:
-        try:
-            answer = solution(list(steps), c, list(v))
-        except Exception as error:
-            return Answer("wrong", f"Your function raised {type(error).__name__}: {error}")
-        if answer is None or answer is Ellipsis:
-            return OPEN
+        answer, verdict = attempt(solution, list(steps), c, list(v))
+        if verdict:
+            return verdict
         plain = sum(accepted + 1 for _, accepted in steps)
         expected = plain / sum(drafted * c + v[drafted] for drafted, _ in steps)
         if not isinstance(answer, (int, float, np.number)) or abs(answer - expected) > 1e-9:

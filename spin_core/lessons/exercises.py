@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +33,17 @@ class Answer:
 OPEN = Answer("open", "Not solved yet: replace the ... above and run both cells again.")
 
 
+def attempt(solution: Callable, *args, called: str = "Your function") -> tuple[Any, Answer | None]:
+    """What the reader's function returns, and the verdict if that is settled by now: it raised, or is not written yet.
+    ``called``: how to name the call that raised."""
+    try:
+        with np.errstate(all="ignore"):
+            answer = solution(*args)
+    except Exception as error:
+        return None, Answer("wrong", f"{called} raised {type(error).__name__}: {error}")
+    return answer, OPEN if answer is None or answer is Ellipsis else None
+
+
 def check_replacement_law(solution: Callable) -> Answer:
     """Exercise 1.1: ``solution(p, q)``, arrays ``[V]``, is the law of the token that replaces a rejected one.
 
@@ -44,13 +56,9 @@ def check_replacement_law(solution: Callable) -> Answer:
     same = rng.dirichlet(np.ones(5))
     for p, q in [*pairs, (np.array([0.0, 0.4, 0.6]), np.array([1.0, 0.0, 0.0])), (same, same.copy())]:
         given = p.copy(), q.copy()
-        try:
-            with np.errstate(all="ignore"):
-                answer = solution(*given)
-        except Exception as error:
-            return Answer("wrong", f"Your function raised {type(error).__name__}: {error}")
-        if answer is None or answer is Ellipsis:
-            return OPEN
+        answer, verdict = attempt(solution, *given)
+        if verdict:
+            return verdict
         example = f"for p = {_show(p)} and q = {_show(q)}"
         try:
             answer = np.asarray(answer, float)
@@ -78,12 +86,9 @@ def check_choose_gamma(solution: Callable) -> Answer:
     """Exercise 1.2: ``solution(alpha, cost)`` is the gamma in 0 .. 64 of the largest speed-up."""
     for alpha, cost in ((0.8, 0.05), (0.6, 0.05), (0.8, 0.1), (0.5, 0.3), (0.9, 0.02), (0.3, 0.4),
                         (0.05, 0.2), (0.0, 0.1)):
-        try:
-            answer = solution(alpha, cost)
-        except Exception as error:
-            return Answer("wrong", f"choose_gamma({alpha}, {cost}) raised {type(error).__name__}: {error}")
-        if answer is None or answer is Ellipsis:
-            return OPEN
+        answer, verdict = attempt(solution, alpha, cost, called=f"choose_gamma({alpha}, {cost})")
+        if verdict:
+            return verdict
         best, gain = theory.best_gamma(alpha, cost)
         if isinstance(answer, bool) or not isinstance(answer, (int, np.integer)):
             return Answer("wrong",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from spin_core.draft.base import Draft
-from spin_core.lessons.exercises import OPEN, Answer
+from spin_core.lessons.exercises import OPEN, Answer, attempt
 from spin_core.randomness import ACCEPT, uniform
 from spin_core.request import SamplingParams
 from spin_core.sampling import SamplingBatch
@@ -129,12 +129,9 @@ def check_in_place(rung: Callable, device: str = "cpu") -> Answer:
 def check_rows_read(solution: Callable) -> Answer:
     """Exercise: ``solution(drafted, accepted)`` is how many rows of logits a request's verdict needs."""
     for drafted, accepted in ((4, 4), (4, 0), (4, 2), (0, 0), (1, 1), (8, 5)):
-        try:
-            answer = solution(drafted, accepted)
-        except Exception as error:
-            return Answer("wrong", f"rows_read({drafted}, {accepted}) raised {type(error).__name__}: {error}")
-        if answer is None or answer is Ellipsis:
-            return OPEN
+        answer, verdict = attempt(solution, drafted, accepted, called=f"rows_read({drafted}, {accepted})")
+        if verdict:
+            return verdict
         if answer != accepted + 1:
             return Answer("wrong", f"{drafted} drafted and {accepted} accepted: not {answer} rows. Which row says that "
                                    "a token is rejected, and which one does the bonus come from?")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from spin_core.lessons.exercises import OPEN, Answer
+from spin_core.lessons.exercises import Answer, attempt
 
 
 def check_rows(solution: Callable) -> Answer:
@@ -16,12 +16,9 @@ def check_rows(solution: Callable) -> Answer:
     cases += [(rng.integers(1, 900, rng.integers(1, 17)).tolist(), int(rng.integers(1, 400)))
               for _ in range(50)]
     for lengths, width in cases:
-        try:
-            answer = solution(list(lengths), width)
-        except Exception as error:
-            return Answer("wrong", f"Your function raised {type(error).__name__}: {error}")
-        if answer is None or answer is Ellipsis:
-            return OPEN
+        answer, verdict = attempt(solution, list(lengths), width)
+        if verdict:
+            return verdict
         right = sum(-(-length // width) for length in lengths)
         example = f"for lengths {_few(lengths)} and width {width}"
         try:
@@ -49,13 +46,9 @@ def check_merge(solution: Callable) -> Answer:
                                        ("a piece that no query may see (its log-sum-exp is -inf)", unseen),
                                        ("scores in the hundreds", large)):
         given = outs.copy(), lses.copy()
-        try:
-            with np.errstate(all="ignore"):
-                answer = solution(*given)
-        except Exception as error:
-            return Answer("wrong", f"Your function raised {type(error).__name__}: {error}")
-        if answer is None or answer is Ellipsis:
-            return OPEN
+        answer, verdict = attempt(solution, *given)
+        if verdict:
+            return verdict
         try:
             answer = np.asarray(answer, float)
         except (TypeError, ValueError):

@@ -11,7 +11,7 @@ import torch
 
 from spin_core.bench.pipeline import full_batch
 from spin_core.engine import Engine
-from spin_core.lessons.exercises import OPEN, Answer
+from spin_core.lessons.exercises import Answer, attempt
 from spin_core.pipeline.schedule import simulate, split_time, steady
 from spin_core.request import SamplingParams
 
@@ -79,12 +79,9 @@ def check_finish(solution: Callable) -> Answer:
     cases = [([1.0], [2.0]), ([1.0, 1.0], [1.0, 1.0]), ([2.0, 1.0], [1.0, 3.0])]
     cases += [([dice.uniform(0.1, 3) for _ in range(n)], [dice.uniform(0.1, 3) for _ in range(n)]) for n in (3, 4, 6)]
     for draft, verify in cases:
-        try:
-            answer = solution(list(draft), list(verify))
-        except Exception as error:
-            return Answer("wrong", f"Your function raised {type(error).__name__}: {error}")
-        if answer is None or answer is Ellipsis:
-            return OPEN
+        answer, verdict = attempt(solution, list(draft), list(verify))
+        if verdict:
+            return verdict
         right = simulate(draft, verify).seconds
         try:
             wrong = abs(float(answer) - right) > 1e-9
@@ -107,12 +104,9 @@ def check_best_count(solution: Callable) -> Answer:
     pipeline that runs empty at the end of every round."""
     for draft, verify, fixed in ((1.0, 1.0, 0.0), (1.0, 1.0, 0.05), (1.0, 1.0, 0.2), (1.0, 1.0, 1.0), (0.2, 1.0, 0.1),
                                  (0.5, 1.0, 0.02), (4.0, 1.0, 0.05)):
-        try:
-            answer = solution(draft, verify, fixed, 9)
-        except Exception as error:
-            return Answer("wrong", f"best_count({draft}, {verify}, {fixed}, 9) raised {type(error).__name__}: {error}")
-        if answer is None or answer is Ellipsis:
-            return OPEN
+        answer, verdict = attempt(solution, draft, verify, fixed, 9, called=f"best_count({draft}, {verify}, {fixed}, 9)")
+        if verdict:
+            return verdict
         if isinstance(answer, bool) or not isinstance(answer, int) or not 1 <= answer <= 9:
             return Answer("wrong", f"best_count({draft}, {verify}, {fixed}, 9) should be a number in 1 ... 9, "
                                    f"it is {answer!r}.")

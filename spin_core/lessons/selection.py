@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy import ndarray
 
-from spin_core.lessons.exercises import Answer, OPEN
+from spin_core.lessons.exercises import OPEN, Answer, attempt
 from spin_core.select import NONE, make
 from spin_core.select.oracle import Planned, oracle_request
 from spin_core.select.recording import Passes, Recording
 from spin_core.select.replay import Replay, replay
-from spin_core.select.synthetic import TARGET, synthetic
+from spin_core.select.synthetic import synthetic
 
 LAWS = {"prose": {"reads": .75, "copies": .25}, "code": {"reads": .40, "copies": .85}}
 COSTS = {"reads": .04, "copies": .03}
@@ -130,12 +130,9 @@ def check_budget(solution: Callable) -> Answer:
     cases = [([[.9, .8, .7], [.5, .2, .1]], lambda n: 1 + .2 * n), ([[.9, .8], [.5, .2]], lambda n: 1.0),
              ([[.3, .1], [.2, .0]], lambda n: n), ([[.95, .9, .85, .8]] * 3, Passes((1, 8, 16), (1, 1.1, 3)))]
     for worth, cost in cases:
-        try:
-            answer = solution([list(row) for row in worth], cost)
-        except Exception as error:
-            return Answer("wrong", f"Your function raised {type(error).__name__}: {error}")
-        if answer is None or answer is Ellipsis:
-            return OPEN
+        answer, verdict = attempt(solution, [list(row) for row in worth], cost)
+        if verdict:
+            return verdict
         right = best(worth, cost)
         if answer != right:
             return Answer("wrong", f"For worth = {worth} you draft {answer} positions; {right} bring more tokens per second. "

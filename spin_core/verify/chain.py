@@ -54,15 +54,16 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     return rest
 
 
-def check_shapes(logits: Tensor, draft: Draft, sampling: SamplingBatch, position: Tensor) -> None:
-    """Raise ValueError unless the arguments of ``verify_chain`` fit together."""
+def check_shapes(logits: Tensor, draft: Draft, sampling: SamplingBatch, position: Tensor, who: str = "verify_chain",
+                 rows: str = "drafted tokens", drafts: str = "drafts") -> None:
+    """Raise ValueError unless the arguments of a verifier fit together; the words are for its message."""
     batch, drafted = len(sampling), draft.tokens.shape[0]
     if logits.dim() != 2 or logits.shape[0] != drafted + batch:
-        raise ValueError(f"verify_chain: {drafted} drafted tokens of {batch} requests need {drafted + batch} "
-                         f"rows of logits, got {tuple(logits.shape)}")
+        raise ValueError(f"{who}: {drafted} {rows} of {batch} requests need {drafted + batch} rows of logits, "
+                         f"got {tuple(logits.shape)}")
     if draft.cu.shape[0] != batch + 1 or position.shape[0] != batch:
-        raise ValueError(f"verify_chain: {batch} sampling rows, {draft.cu.shape[0] - 1} drafts, "
-                         f"{position.shape[0]} positions: these must be equal")
+        raise ValueError(f"{who}: {batch} sampling rows, {draft.cu.shape[0] - 1} {drafts}, {position.shape[0]} "
+                         "positions: these must be equal")
 
 
 def verify_chain(logits: Tensor, draft: Draft, sampling: SamplingBatch, position: Tensor) -> Verdict:

@@ -26,7 +26,7 @@ from torch import Tensor
 from spin_core.draft.base import Draft
 from spin_core.randomness import ACCEPT, RESIDUAL, race, uniform
 from spin_core.sampling import SamplingBatch, probabilities
-from spin_core.verify.chain import Verdict, accepts, residual
+from spin_core.verify.chain import Verdict, accepts, check_shapes, residual
 
 WAYS = ("independent", "without_replacement", "top_k")
 _BIASED = {
@@ -119,13 +119,8 @@ def verify_tree(logits: Tensor, draft: Tree, sampling: SamplingBatch, position: 
 
     A request fails, alone, if a row on its way has no law. Raises ValueError if the shapes do not fit together.
     """
-    batch, nodes = len(sampling), draft.tokens.shape[0]
-    if logits.dim() != 2 or logits.shape[0] != nodes + batch:
-        raise ValueError(f"verify_tree: {nodes} nodes of {batch} requests need {nodes + batch} rows of logits, "
-                         f"got {tuple(logits.shape)}")
-    if draft.cu.shape[0] != batch + 1 or position.shape[0] != batch:
-        raise ValueError(f"verify_tree: {batch} sampling rows, {draft.cu.shape[0] - 1} trees, {position.shape[0]} "
-                         "positions: these must be equal")
+    check_shapes(logits, draft, sampling, position, "verify_tree", "nodes", "trees")
+    batch = len(sampling)
     counts = draft.counts
     request = torch.arange(batch, device=logits.device)
     p = probabilities(logits, sampling.rows(request.repeat_interleave(counts + 1))) if batch else logits
