@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
+from spin_core.draft import Drafter
 from spin_core.draft.catchup import CatchUps, Inline, Job, Worker
 from spin_core.request import Request
 from spin_core.select import AffineCost, Choice, NONE, Outcome, Scored, Seat, Selector, shares
@@ -54,7 +55,7 @@ class Selection:
         taken = Counter(r.drafter for r in requests if r.pinned)
         room = {name: max(0, capacity - taken[name]) for name, capacity in self.capacities.items()}
         ours = [r for r in requests if not r.pinned]
-        choices = self._ask("assign", lambda: self.selector.assign([self._seat(r) for r in ours], room), {})
+        choices = self._ask("assign", lambda: self.selector.assign(self._seats(ours, self._lookups()), room), {})
 
         late: list[tuple[Request, Choice]] = []
         for request in ours:
@@ -87,16 +88,20 @@ class Selection:
                 room[choice.drafter] = left - 1
         request.drafter, request.gamma = choice
 
-    def _seat(self, request: Request, look: bool = True) -> Seat:
-        last = min(request.remaining, self.engine.max_len - request.length)     # tokens that may still come
-        return Seat(request.id, len(request.output_ids), request.length, max(0, last - 1),
-                    request.drafter if request.id in self.served else None, self._found(request) if look else {})
+    def _seats(self, requests: list[Request], lookups: Mapping[str, Drafter]) -> list[Seat]:
+        """What the selector may know: among it how many tokens each of ``lookups`` has for a request."""
+        most, seats = int(self.selector.gamma.max()), []
+        for request in requests:
+            last = min(request.remaining, self.engine.max_len - request.length)     # tokens that may still come
+            seats.append(Seat(request.id, len(request.output_ids), request.length, max(0, last - 1),
+                              request.drafter if request.id in self.served else None,
+                              {name: drafter.available(request, most) for name, drafter in lookups.items()}))
+        return seats
 
-    def _found(self, request: Request) -> dict[str, int]:
-        """How many tokens those drafters of the pool have for the request that look up."""
+    def _lookups(self) -> dict[str, Drafter]:
+        """Those drafters of the pool that look up."""
         pool = {name: self.engine.drafters.get(name) for name in self.selector.arms if name != NONE}
-        most = int(self.selector.gamma.max())
-        return {name: d.available(request, most) for name, d in pool.items() if d is not None and d.quick}
+        return {name: drafter for name, drafter in pool.items() if drafter is not None and drafter.quick}
 
     def _checked(self, choices: Any, request: Request) -> Choice:
         """The selector's choice, or the last step's where it made none that can be."""
@@ -196,7 +201,7 @@ class Selection:
     def _probe(self, requests: list[Request]) -> None:
         """Have drafters read along that the selector wants to know more about."""
         by_id = {r.id: r for r in requests}
-        seats = [self._seat(r, look=False) for r in requests]       # who looks now has nothing left to read along
+        seats = self._seats(requests, {})       # who looks up now has nothing left to read along
         wishes = self._ask("probe", lambda: dict(self.selector.probe(seats)), {})
         by_name: dict[str, list[Request]] = {}
         for number, names in wishes.items():

@@ -23,7 +23,7 @@ def training(curves: Mapping[str, Curve], here: Mapping[str, Curve]) -> Figure:
     for index, (name, (x, y)) in enumerate(curves.items()):
         colour, marker = look(name, index)
         ax.plot(x, y, color=colour, marker=marker, markersize=5, label=name)
-    for index, (name, (x, y)) in enumerate(here.items()):
+    for name, (x, y) in here.items():
         ax.plot(x, y, color=INK, marker="*", markersize=11, linestyle=":", label=name)
     ax.set_xscale("symlog", linthresh=1000)
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")

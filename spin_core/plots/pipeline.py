@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 
 from spin_core.pipeline.heuristic import Decision
 from spin_core.pipeline.schedule import DRAFT, STAGES, VERIFY, Schedule
-from spin_core.plots.base import BLUE, GREEN, GREY, INK, LIGHT, ORANGE, RED, SKY, WIDTH, styled, tint
+from spin_core.plots.base import BLUE, GREEN, GREY, INK, ORANGE, RED, SKY, WIDTH, styled, tint
 
 COLOURS = {DRAFT: ORANGE, VERIFY: BLUE}
 Spread = tuple[Sequence[float], Sequence[float], Sequence[float]]

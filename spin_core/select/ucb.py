@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy import ndarray
 
-from spin_core.select.base import Outcome, Seat
+from spin_core.select.base import Seat
 from spin_core.select.greedy import Greedy, untried_first
 
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-import numpy as np
 from numpy import ndarray
 
 from spin_core.decompose import plan
