@@ -13,6 +13,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from numbers import Integral
 
 import torch
@@ -51,7 +52,7 @@ class _Group:
     seconds: float = 0.0
     error: Exception | None = None      # what the drafter raised
 
-    @property
+    @cached_property        # asking the device costs a wait
     def counts(self) -> list[int]:
         """Drafted tokens per member."""
         return self.draft.counts.tolist() if self.draft else [0] * len(self.members)
