@@ -35,7 +35,8 @@ def small_run(family, name: str, folder: Path, *, answer_tokens: int, steps: int
               train_prompts=None) -> Curve:
     """The whole recipe in small: data, states, training. The curve begins with the drafter pruned and not trained."""
     distill(family, {name: RECIPES[name]}, folder, budget=3600, answer_tokens=answer_tokens, shard_size=shard,
-            train_prompts=train_prompts, settings={"batch": 8, "steps": steps, "evaluations": 3})
+            train_prompts=train_prompts, settings={"batch": 8, "steps": steps, "evaluations": 3},
+            tell=lambda line: print(line.replace(f"{folder}/", "")))        # where that is differs from run to run
     (train_set, _), held = divide(*load(folder / "data"))
     ids = draft_vocabulary(train_set, RECIPES[name].vocab, family.vocab_size, family.stop_ids)
     untrained = tokens_per_verification(score(prune(family.target, RECIPES[name], ids).eval(), ids, family.target, *held), 4)
