@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from spin_core.distill import corpus
+from spin_core.distill.boost import missed, older
 from spin_core.distill.drafters import RECIPES, Recipe, draft_vocabulary, fit_fuse, save, source_layers
 from spin_core.distill.generate import generate
 from spin_core.distill.states import States, fast_bf16, read
@@ -30,6 +31,9 @@ def add_arguments(parser) -> None:
     parser.add_argument("--steps", type=int, help="training steps, instead of what the budget allows")
     parser.add_argument("--batch", type=int, help="sequences per training step (default 12, on a GPU 128)")
     parser.add_argument("--shard", type=int, help="sequences generated at once (default 96, on a GPU 2048)")
+    parser.add_argument("--boost-after", metavar="NAME",
+                        help="learn only what this drafter does not get right: one of the package, or one in --out; the new "
+                             "ones are called DRAFTER-after-NAME")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("runs/distill"),
@@ -50,14 +54,16 @@ def run(args) -> int:
     prompts = [p.messages for p in load_workload("mix", split="train")]
     distill(family, {n: known[n] for n in args.drafter if n != "data"}, args.out, budget=args.budget_minutes * 60,
             answer_tokens=args.answer_tokens, train_prompts=prompts, seed=args.seed, shard_size=args.shard,
-            settings={"batch": args.batch, "steps": args.steps})
+            settings={"batch": args.batch, "steps": args.steps}, boost_after=args.boost_after)
     return 0
 
 
 def distill(family, recipes: dict[str, Recipe | TableRecipe], out: Path, *, budget: float, answer_tokens: int, seed: int = 0,
-            train_prompts=None, shard_size: int | None = None, settings: dict | None = None, tell=print) -> None:
+            train_prompts=None, shard_size: int | None = None, settings: dict | None = None, boost_after: str | None = None,
+            tell=print) -> None:
     """Data, states, training and files for every recipe; ``budget`` seconds in all, shared equally by the drafters."""
     began = time.time()
+    elder = older(family, boost_after, out) if boost_after else None
     on_gpu = family.target.device.type == "cuda"
     folder = out / "data"
     # data decides a drafter's quality, so it gets a good part of the time
@@ -74,7 +80,13 @@ def distill(family, recipes: dict[str, Recipe | TableRecipe], out: Path, *, budg
     (train_set, train_states), held = divide(shards, states)
     facts = {"seed": seed, "data": corpus.fingerprint(shards), "answer_tokens": train_set.answer_tokens,
              "family": family.name}
-    data = Data(train_set, train_states, family.target.device)
+    wanted = None
+    if elder:
+        wanted = missed(elder, family.target, train_set, train_states)
+        recipes = {f"{name}-after-{boost_after}": recipe for name, recipe in recipes.items()}
+        facts |= {"boost_after": boost_after, "answer_tokens_wanted": int(wanted.sum())}
+        tell(f"{boost_after} misses {int(wanted.sum()):,} of {train_set.answer_tokens:,} answer tokens")
+    data = Data(train_set, train_states, family.target.device, wanted)
     chosen = {k: v for k, v in (settings or {}).items() if v is not None}
     for number, (name, recipe) in enumerate(recipes.items()):
         seconds = (began + budget - time.time()) / (len(recipes) - number)
@@ -85,7 +97,8 @@ def distill(family, recipes: dict[str, Recipe | TableRecipe], out: Path, *, budg
             ids = first.pop("draft_ids").long()
         else:
             ids = draft_vocabulary(train_set, recipe.vocab, family.vocab_size, family.stop_ids)
-            fresh = recipe.fed and not (out / name / CHECKPOINT).exists()       # a resumed run has its weights
+            # a resumed run has its weights
+            fresh = recipe.fed and recipe.pruned and not (out / name / CHECKPOINT).exists()
             first = {"fuse.weight": fit_fuse(family.target, recipe, train_set, train_states)} if fresh else {}
         tell(f"{name}: {recipe.layers} layers, {len(ids)} draft ids, {train_set.answer_tokens:,} answer tokens")
         model, log = train(family.target, recipe, ids, data, held, out / name, setting, first, tell)
@@ -108,8 +121,10 @@ def beginning(path: Path, name: str) -> dict[str, torch.Tensor]:
 
 def describe(recipe: Recipe) -> str:
     """One line for the zoo."""
-    layers = f"{recipe.layers} layer{'s' * (recipe.layers > 1)} of the target, distilled"
-    return f"{layers}, fed with the target's states" if recipe.fed else layers
+    what = f"{recipe.layers} layer{'s' * (recipe.layers > 1)} of the target, distilled"
+    what += ", fed with the target's states" if recipe.fed else ""
+    what += ", with a feedback memory" if recipe.carry == "mix" else ""
+    return what + (f", seeing {recipe.window} tokens back" if recipe.window else "")
 
 
 def load(folder: Path) -> tuple[list[corpus.Shard], list[States]]:

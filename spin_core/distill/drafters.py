@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -22,6 +22,11 @@ class Recipe:
     ``layers`` it has, ``vocab`` ids it may draft; ``fed``: it also reads the target's states. ``rate`` is the peak
     learning rate. ``depth``: how many tokens ahead a fed drafter is trained to run on its own states. ``begins``: the
     drafter, made by the same script, whose weights and draft vocabulary it begins with instead of the target's layers.
+
+    What SPIRe (arXiv 2504.06419) is made of, part by part. ``window``: the tokens its attention sees beside the first,
+    None for all. ``carry``: what a fed drafter reads of drafted tokens (:class:`spin_core.draft.fed.FedLlama`; the "mix"
+    is the feedback memory). ``pruned``: False begins with random layers. ``overlap``: the share of acceptance in the
+    loss. ``hard``: learn the tokens that came, not the target's law.
     """
 
     layers: int
@@ -30,6 +35,24 @@ class Recipe:
     fed: bool = False
     depth: int = 1
     begins: str | None = None
+    window: int | None = None
+    carry: str = "last"
+    pruned: bool = True
+    overlap: float = 0.5
+    hard: bool = False
+
+
+SPIRE = Recipe(1, 4096, 1e-3, fed=True, depth=3, window=64, carry="mix")
+# SPIRe without one part each, by the names of the paper's ablation
+LADDER = {
+    "SPIRe": SPIRE,
+    "no sparse KV cache": replace(SPIRE, window=None),
+    "random initialisation": replace(SPIRE, pruned=False),
+    "hard-target loss": replace(SPIRE, hard=True, overlap=0.0),
+    "distillation only": replace(SPIRE, overlap=0.0),
+    "no feedback memory": replace(SPIRE, carry="nothing"),
+    "also no target activations": replace(SPIRE, fed=False, depth=1, carry="last"),
+}
 
 
 RECIPES = {
@@ -38,6 +61,7 @@ RECIPES = {
     "pruned-4L-8k": Recipe(4, 8192, 1e-3),
     "fed-1L-8k": Recipe(1, 8192, 6e-4, fed=True, depth=3),
     "fed-2L-8k": Recipe(2, 8192, 6e-4, fed=True, depth=3),
+    **{"spire" if rung == "SPIRe" else f"spire-{rung.replace(' ', '-')}": recipe for rung, recipe in LADDER.items()},
 }
 
 
@@ -66,6 +90,7 @@ def prune(target: PreTrainedModel, recipe: Recipe, ids: Tensor) -> LlamaForCausa
     chosen = source_layers(recipe, target.config.num_hidden_layers)
     config = copy.deepcopy(target.config)
     config.num_hidden_layers, config.tie_word_embeddings = len(chosen), False
+    config.window, config.carry = recipe.window, recipe.carry
     with torch.device("meta"):
         model = (FedLlama if recipe.fed else LlamaForCausalLM)(config)
     body, origin = model.model, target.model
@@ -73,12 +98,18 @@ def prune(target: PreTrainedModel, recipe: Recipe, ids: Tensor) -> LlamaForCausa
     body.norm = copy.deepcopy(origin.norm)
     for i, layer in enumerate(chosen):
         weights = {name: w.clone() for name, w in origin.layers[layer].state_dict().items()}
+        if not recipe.pruned:
+            weights = {name: torch.ones_like(w) if w.dim() == 1 else w.normal_(0, config.initializer_range)
+                       for name, w in weights.items()}
         body.layers[i].load_state_dict(weights, assign=True)
     model.lm_head = nn.Linear(config.hidden_size, len(ids), bias=False, device="meta")
     model.lm_head.weight = nn.Parameter(target.get_output_embeddings().weight[ids.to(target.device)].detach().clone())
     if recipe.fed:                  # until it is fitted: the same drafter unfed
         eye = torch.eye(config.hidden_size, device=target.device, dtype=target.dtype)
         model.fuse.weight = nn.Parameter(torch.cat([torch.zeros_like(eye), eye], 1))
+        if recipe.carry == "mix":   # mostly the last layer's, until it has learned better
+            shares = torch.zeros(len(chosen) + 1, device=target.device, dtype=target.dtype)
+            model.mix = nn.Parameter(shares.index_fill(0, torch.tensor(len(chosen), device=target.device), 4.0))
     model.requires_grad_(False)
     for parameter in own_parameters(model).values():
         parameter.requires_grad_(True)
@@ -120,11 +151,14 @@ def fit_fuse(target: PreTrainedModel, recipe: Recipe, shard: Shard, states: Stat
 def own_parameters(model: LlamaForCausalLM) -> dict[str, nn.Parameter]:
     """What a drafter does not borrow from the target, under the names its file uses."""
     names = {name.removeprefix("model."): p for name, p in model.named_parameters()
-             if name.startswith(("model.layers.", "model.norm.", "fuse."))}
+             if name.startswith(("model.layers.", "model.norm.", "fuse.", "mix"))}
     return dict(sorted(names.items()))
 
 
 def save(path: Path, model: LlamaForCausalLM, ids: Tensor, metadata: dict[str, str]) -> None:
-    """bf16 safetensors: ``layers.<i>.*``, ``norm.weight``, ``draft_ids``, and ``fuse.weight`` if it is fed."""
+    """bf16 safetensors: ``layers.<i>.*``, ``norm.weight``, ``draft_ids``, and ``fuse.weight`` (and ``mix``) if it is fed.
+    How it attends and what it carries on stand in the metadata."""
     tensors = {name: p.detach().to("cpu", torch.bfloat16).contiguous() for name, p in own_parameters(model).items()}
-    save_whole(path, {**tensors, "draft_ids": ids.to("cpu", torch.int32)}, metadata)
+    ways = {} if model.config.window is None else {"window": str(model.config.window)}
+    ways |= {} if model.config.carry == "last" else {"carry": model.config.carry}
+    save_whole(path, {**tensors, "draft_ids": ids.to("cpu", torch.int32)}, metadata | ways)

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from spin_core.distill.corpus import Shard
 from spin_core.distill.states import States
-from spin_core.distill.unroll import NAME, unroll
+from spin_core.distill.unroll import unroll
 from spin_core.draft.fed import FedLlama
 
 MAX_GAMMA = 8
@@ -56,23 +56,17 @@ def tokens_per_verification(scores: list[Scores], gamma: int) -> float:
 
 @torch.inference_mode()
 def score(drafter: PreTrainedModel, ids: Tensor | None, target: PreTrainedModel, shard: Shard, states: States,
-          batch: int = 16) -> list[Scores]:
-    """Scores of every sequence of the shard, in its order. ``states`` are the target's."""
+          batch: int = 16, depth: int = MAX_GAMMA) -> list[Scores]:
+    """Scores of every sequence of the shard, in its order. ``states`` are the target's; ``depth``: how far a fed drafter
+    is followed on its own states."""
+    out = []
+    for first in range(0, len(shard.lengths), batch):
+        out += _score(drafter, ids, target, shard, states, range(first, min(first + batch, len(shard.lengths))), depth)
+    return out
+
+
+def _score(drafter, ids, target, shard: Shard, states: States, rows: range, most: int) -> list[Scores]:
     fed, device = isinstance(drafter, FedLlama), drafter.device
-    before = drafter.config._attn_implementation
-    if fed:
-        drafter.set_attn_implementation(NAME)
-    try:
-        out = []
-        for first in range(0, len(shard.lengths), batch):
-            out += _score(drafter, ids, target, shard, states, range(first, min(first + batch, len(shard.lengths))),
-                          fed, device)
-        return out
-    finally:
-        drafter.set_attn_implementation(before)
-
-
-def _score(drafter, ids, target, shard: Shard, states: States, rows: range, fed: bool, device) -> list[Scores]:
     spans = [(int(shard.starts[i]), int(shard.lengths[i]), int(shard.prompt_lengths[i])) for i in rows]
     width = max(length for _, length, _ in spans)
     tokens = torch.zeros(len(spans), width, dtype=torch.int64, device=device)
@@ -80,7 +74,7 @@ def _score(drafter, ids, target, shard: Shard, states: States, rows: range, fed:
     for b, (start, length, _) in enumerate(spans):
         tokens[b, :length] = shard.tokens[start:start + length].to(device)
         hidden[b, :length] = states.hidden[start:start + length].to(device)
-    depths = unroll(drafter, tokens, hidden, MAX_GAMMA if fed else 1)
+    depths = unroll(drafter, tokens, hidden, most if fed else 1)
     head = target.get_output_embeddings().weight
     out = []
     for b, (start, length, prompt) in enumerate(spans):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -21,7 +22,7 @@ from spin_core.distill.drafters import Recipe, own_parameters, prune
 from spin_core.distill.evaluate import score, tokens_per_verification
 from spin_core.distill.loss import law_loss
 from spin_core.distill.states import States
-from spin_core.distill.unroll import NAME, unroll
+from spin_core.distill.unroll import unroll
 
 DEPTH_WEIGHT = 0.8
 WARM_UP = 0.04
@@ -43,9 +44,11 @@ class Settings:
 
 
 class Data:
-    """A corpus with its states on one device, cut into shuffled batches of similar length."""
+    """A corpus with its states on one device, cut into shuffled batches of similar length. ``wanted [N]``: which tokens
+    are to be learned; None is all of the answers."""
 
-    def __init__(self, shard: Shard, states: States, device: torch.device) -> None:
+    def __init__(self, shard: Shard, states: States, device: torch.device, wanted: Tensor | None = None) -> None:
+        self.wanted = None if wanted is None else wanted.to(device)
         self.tokens = shard.tokens.to(device)
         self.hidden, self.log_z = states.hidden.to(device), states.log_z.to(device)
         self.starts, self.lengths = shard.starts.to(device), shard.lengths.long().to(device)
@@ -71,22 +74,32 @@ class Data:
         real = offset < self.lengths[rows, None]
         index = torch.where(real, self.starts[rows, None] + offset, self.starts[rows, None])
         deciding = (offset >= self.prompts[rows, None] - 1) & (offset < self.lengths[rows, None] - 1)
+        if self.wanted is not None:
+            deciding &= F.pad(self.wanted, (0, 1))[index + 1]
         return self.tokens[index].long() * real, self.hidden[index], self.log_z[index], deciding, self.prompts[rows]
 
 
-def loss(model, recipe: Recipe, head: Tensor, batch: tuple[Tensor, ...]) -> Tensor:
-    """The mean loss of a batch. ``head [Vd, d]``: the target's rows of the draft vocabulary."""
+def loss(model, recipe: Recipe, head: Tensor, ids: Tensor, batch: tuple[Tensor, ...]) -> Tensor:
+    """The mean loss of a batch. ``head [Vd, d]``: the target's rows of the draft vocabulary ``ids [Vd]``."""
     tokens, hidden, log_z, deciding, prompts = batch
     bodies = unroll(model, tokens, hidden.to(model.dtype), recipe.depth)
     offset = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)[deciding]
     begins = (prompts[:, None].expand_as(tokens)[deciding] - 1)
+    said = columns(ids, tokens.roll(-1, 1)[deciding]) if recipe.hard else None
     total = 0.0
     for depth, body in enumerate(bodies):
         # a chain starts behind the prompt at the earliest, so early positions have no deep drafts
         weight = (offset - begins >= depth).float()
         weight *= DEPTH_WEIGHT ** depth / weight.sum().clamp(min=1)
-        total = total + law_loss(body[deciding], head, hidden[deciding], log_z[deciding], weight)
+        total = total + law_loss(body[deciding], head, hidden[deciding], log_z[deciding], weight,
+                                 overlap=recipe.overlap, said=said)
     return total / sum(DEPTH_WEIGHT ** depth for depth in range(len(bodies)))
+
+
+def columns(ids: Tensor, tokens: Tensor) -> Tensor:
+    """Where each of ``tokens`` stands in the ascending ``ids``, -1 where it does not."""
+    at = torch.searchsorted(ids, tokens).clamp(max=len(ids) - 1)
+    return torch.where(ids[at] == tokens, at, -1)
 
 
 def train(target: PreTrainedModel, recipe: Recipe, ids: Tensor, data: Data, held: tuple[Shard, States], folder: Path,
@@ -101,8 +114,6 @@ def train(target: PreTrainedModel, recipe: Recipe, ids: Tensor, data: Data, held
     device = target.device
     torch.manual_seed(settings.seed)
     model = prune(target, recipe, ids).to(device)
-    if recipe.fed:
-        model.set_attn_implementation(NAME)
     parameters = own_parameters(model)
     for name, tensor in (first or {}).items():
         parameters[name].data.copy_(tensor)
@@ -118,6 +129,7 @@ def train(target: PreTrainedModel, recipe: Recipe, ids: Tensor, data: Data, held
         step, steps, log, spent = state["step"], settings.steps or state["steps"], state["log"], state["seconds"]
         trained = state["tokens"]
         tell(f"resuming at step {step} of {steps}")
+    on_device = ids.to(device)
     head = model.lm_head.weight.to(settings.autocast or model.dtype)
     model.train()
     batches: list[Tensor] = []
@@ -139,7 +151,7 @@ def train(target: PreTrainedModel, recipe: Recipe, ids: Tensor, data: Data, held
         batch = data.gather(batches[at])
         trained += int(batch[3].sum())
         with autocast():
-            value = loss(model, recipe, head, batch)
+            value = loss(model, recipe, head, on_device, batch)
         value.backward()
         torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
         optimizer.step()
@@ -148,7 +160,7 @@ def train(target: PreTrainedModel, recipe: Recipe, ids: Tensor, data: Data, held
         step += 1
         if steps is not None and (step == steps or step % max(1, steps // settings.evaluations) == 0):
             model.eval()
-            scores = score(model, ids.to(device), target, *held)
+            scores = score(model, on_device, target, *held)
             model.train()
             entry = {"step": step, "tokens": trained, "loss": float(torch.stack(running).mean()), "rate": rate,
                      "held_out_tokens_per_verification": tokens_per_verification(scores, 4),

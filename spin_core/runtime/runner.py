@@ -84,7 +84,9 @@ class ModelRunner:
 
     def _keep_states(self, body, args, kwargs, output) -> None:
         batch = kwargs["ragged"].batch
-        self.states[batch.slot_of, batch.entry_of] = output.last_hidden_state[0]
+        # a drafter says itself what it wants to read of its past
+        kept = self.model.carried(output) if hasattr(self.model, "carried") else output.last_hidden_state
+        self.states[batch.slot_of, batch.entry_of] = kept[0]
 
     def _try_out(self) -> None:
         """Read a token, so that a model which cannot be served is refused here and not in mid-service."""

@@ -3,7 +3,8 @@
 File format: safetensors with ``layers.<i>.*`` and ``norm.weight`` of a LlamaModel with that many layers, and
 ``draft_ids`` (int32 or int64, ascending target ids). The head is the target's rows at ``draft_ids``: most of
 a small drafter's time goes into the head, and a few thousand frequent tokens are nearly all it would draft. A file
-with ``fuse.weight`` holds a drafter fed with the target's states (:mod:`spin_core.draft.fed`).
+with ``fuse.weight`` holds a drafter fed with the target's states (:mod:`spin_core.draft.fed`), with ``mix`` a feedback
+memory too. The metadata may say ``window``, how far its attention looks back, and ``carry``.
 """
 
 from __future__ import annotations
@@ -57,11 +58,15 @@ def load_pruned(path: Path, target: PreTrainedModel, vocab_size: int) -> DraftMo
         raise ValueError(f"{path}: key 'draft_ids' is missing")
     ids = _draft_ids(path, tensors.pop("draft_ids"), vocab_size)
     fuse = tensors.pop("fuse.weight", None)         # only a drafter that is fed with the target's states has it
+    mix = tensors.pop("mix", None)
     depth = len({key.split(".")[1] for key in tensors if key.startswith("layers.")})
     if depth == 0:
         raise ValueError(f"{path}: no key 'layers.0.*'")
 
     config = _shallow(target.config, depth)
+    config.window, config.carry = _window(path, metadata.get("window")), metadata.get("carry", "last")
+    if (mix is None) == (fuse is not None and config.carry == "mix"):
+        raise ValueError(f"{path}: key 'mix' and carry {config.carry!r} do not go together")
     with torch.device("meta"):                      # shapes only: nothing is initialised to be overwritten
         model = (LlamaForCausalLM if fuse is None else FedLlama)(config)
     embedding = target.get_input_embeddings()
@@ -83,11 +88,14 @@ def load_pruned(path: Path, target: PreTrainedModel, vocab_size: int) -> DraftMo
     tensors = {key: value.to(weight.device, weight.dtype) for key, value in tensors.items()}
     body.load_state_dict({**tensors, "embed_tokens.weight": weight}, strict=True, assign=True)
 
-    if fuse is not None:
-        if fuse.shape != model.fuse.weight.shape:
-            raise ValueError(f"{path}: key 'fuse.weight' has shape {list(fuse.shape)}, "
-                             f"this target needs {list(model.fuse.weight.shape)}")
-        model.fuse.weight = nn.Parameter(fuse.to(weight.device, weight.dtype), requires_grad=False)
+    for key, part in (("fuse.weight", fuse), ("mix", mix)):
+        if part is None:
+            continue
+        module, name = (model.fuse, "weight") if key == "fuse.weight" else (model, "mix")
+        if part.shape != getattr(module, name).shape:
+            raise ValueError(f"{path}: key {key!r} has shape {list(part.shape)}, "
+                             f"this target needs {list(getattr(module, name).shape)}")
+        setattr(module, name, nn.Parameter(part.to(weight.device, weight.dtype), requires_grad=False))
 
     ids = ids.to(weight.device)
     head = target.get_output_embeddings().weight
@@ -96,6 +104,15 @@ def load_pruned(path: Path, target: PreTrainedModel, vocab_size: int) -> DraftMo
     model.eval().requires_grad_(False)
     return DraftModel(path.stem, model, ids, target.config.max_position_embeddings,
                       metadata.get("description", ""))
+
+
+def _window(path: Path, text: str | None) -> int | None:
+    """The window of the metadata, None where there is none."""
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{path}: window {text!r} is no whole number from 1 on")
+    return int(text)
 
 
 def _shallow(config: LlamaConfig, depth: int) -> LlamaConfig:

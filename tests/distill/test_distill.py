@@ -19,7 +19,7 @@ from spin_core.distill.loss import CHUNK, law_loss
 from spin_core.distill.prompts import PromptWriter
 from spin_core.distill.states import compute
 from spin_core.distill.table import TableRecipe, make_table
-from spin_core.distill.unroll import NAME, unroll
+from spin_core.distill.unroll import unroll
 from spin_core.engine import Engine
 from spin_core.request import SamplingParams
 from spin_core.zoo.pruned import load_pruned
@@ -193,7 +193,6 @@ def test_unrolled_depths_are_what_serving_computes(family):
     tokens = torch.randint(tiny.VOCAB, (1, 9), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         hidden = family.target.model(input_ids=tokens).last_hidden_state
-        model.set_attn_implementation(NAME)
         depths = unroll(model, tokens, hidden, 3)
         model.set_attn_implementation("eager")
         for end in range(3, 9):                     # the verified text is tokens[:end - 1]; two more are drafted
@@ -202,7 +201,7 @@ def test_unrolled_depths_are_what_serving_computes(family):
                 length = end - 1 + depth
                 if length > 9:
                     break
-                states = model.body(tokens[:, :length], before, use_cache=False)
+                states = model.body(tokens[:, :length], before, use_cache=False).last_hidden_state
                 torch.testing.assert_close(states[0, -1], depths[depth][0, length - 1], rtol=1e-4, atol=1e-4)
                 before = torch.cat([before, states[:, -1:]], 1)
 
