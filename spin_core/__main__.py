@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 
 from spin_core import bench
@@ -52,9 +53,11 @@ def _generate_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--prompt", action="append", help="a user message; may be given several times")
     source.add_argument("--workload", metavar="NAME|FILE", help="a named workload or a JSONL file of prompts")
     parser.add_argument("--limit", type=int, help="at most this many prompts of the workload")
-    parser.add_argument("--drafter", help="who drafts, or none; an unknown name lists the known ones")
-    parser.add_argument("--selector", metavar="POLICY", help="choose drafters anew in every step, by this policy")
-    parser.add_argument("--gamma", type=int, default=4, help="drafted tokens per step (default 4)")
+    parser.add_argument("--drafter", help="one drafter for all, or none; an unknown name lists the known ones")
+    parser.add_argument("--selector", metavar="POLICY", help="who drafts is chosen in every step (default spin)")
+    parser.add_argument("--gamma", type=int, help="drafted tokens per step (default: 4; of chosen models 2)")
+    parser.add_argument("--verification", default="auto", help="padded, grouped, decomposed, per-request, auto (default)")
+    parser.add_argument("--pipeline", type=_count, help="micro-batches: a number, off, or auto (default; with --drafter off)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
     parser.add_argument("--top-k", type=int, default=0)
     parser.add_argument("--top-p", type=float, default=1.0)
@@ -90,9 +93,8 @@ def _generate(args) -> int:
         raise ValueError("torchrun is for a --target: the embedded one fits any device, and its drafters need it whole")
     family = zoo.load(target=args.target, drafters=args.draft_model or [], device=args.device, parts=processes()) \
         if args.target else zoo.load("smollm2", device=args.device)
-    if args.selector and args.drafter:
-        raise ValueError("--selector chooses drafters, --drafter names one: give one of them")
-    engine = Engine(family, args.drafter, args.gamma, max_batch=args.batch, selector=args.selector)
+    engine = Engine(family, args.drafter, args.gamma, max_batch=args.batch, selector=args.selector,
+                    verification=args.verification, pipeline=args.pipeline)
     requests = engine.generate(prompts, params)
     if not speaks():
         return 0
@@ -103,7 +105,7 @@ def _generate(args) -> int:
     metrics = engine.trace.metrics()
     print(f"\n{metrics['emitted']} tokens, {metrics['goodput']:.1f} tokens/s, "
           f"{metrics['tokens_per_verification'] or 0:.2f} tokens per verification; "
-          f"{f'selector {args.selector}' if args.selector else f'drafter {engine.drafter}'}: "
+          f"{f'drafter {engine.drafter}' if engine.drafter else _served(engine)}: "
           f"{metrics['accepted']} of {metrics['drafted']} drafted tokens accepted"
           + (f" ({metrics['acceptance_rate']:.0%})" if metrics["drafted"] else ""))
     if args.json:
@@ -114,6 +116,17 @@ def _generate(args) -> int:
                           "finish_reason": r.finish_reason.value, "error": r.error} for r in requests],
             "metrics": metrics, "events": events.to_dict("records")}, indent=1))
     return 1 if any(r.finish_reason is FinishReason.ERROR for r in requests) else 0
+
+
+def _count(text: str) -> int | str:
+    """A number where it is one."""
+    return int(text) if text.isdigit() else text
+
+
+def _served(engine) -> str:
+    """Who drafted how much of what was verified."""
+    steps = Counter(e.drafter for e in engine.trace.events if e.kind == "step" and e.emitted)
+    return "drafters " + ", ".join(f"{name} {count / steps.total():.0%}" for name, count in steps.most_common())
 
 
 def _workload_names() -> tuple[str, ...]:

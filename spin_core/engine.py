@@ -23,6 +23,7 @@ from spin_core.draft import Draft, Drafter, NullDrafter, pool
 from spin_core.pipeline.conductor import Pipeline
 from spin_core.request import FinishReason, Request, SamplingParams
 from spin_core.runtime import ModelRunner
+from spin_core.runtime.tensor_parallel import parts_of
 from spin_core.sampling import SamplingBatch, probabilities
 from spin_core.select import Selector, make
 from spin_core.selection import Selection
@@ -30,6 +31,9 @@ from spin_core.trace import Event, Trace
 from spin_core.verify import verify_chain
 
 Prompt = str | list[int] | list[dict]
+
+DEFAULT_GAMMA = 4       # drafted tokens per step, where nobody says otherwise
+PASSES = 2              # the same of drafters that take a pass per token, where a selector tries them on everyone
 
 
 @dataclass
@@ -83,14 +87,21 @@ class _Verified:
 class Engine:
     """Serves requests for one model family, losslessly.
 
-    ``drafter`` and ``gamma`` (drafted tokens per step) are what a request uses unless it is submitted with its own.
-    Names are those of the family's drafters, "ngram" (prompt lookup), "none" (plain decoding), and compositions such as
-    "ngram+NAME": what lookup (or a table) finds, else what the other drafts.
+    ``Engine(family)`` is SPIN: ``selector="spin", verification="auto", pipeline="auto"``. ``Engine(family, NAME)`` is
+    classical speculation: one drafter for all, and drafting waits for verification unless ``pipeline`` is given. So is
+    ``Engine(family)`` with the family's first drafter where the target is spread over processes: they have no clock
+    in common to decide by.
+
+    ``drafter`` is who drafts for a request unless it is submitted with a drafter of its own. Names are those of the
+    family's drafters, "ngram" (prompt lookup), "none" (plain decoding), and compositions such as "ngram+NAME": what
+    lookup (or a table) finds, else what the other drafts. ``gamma``: drafted tokens per step, 4 by default.
 
     With a ``selector`` (a policy's name, or a :class:`spin_core.select.Selector`) it is chosen anew in every step who
-    drafts for a request and how much, except for requests submitted with a drafter of their own. ``capacities``
-    bounds the requests a drafter serves at once. ``fast_switching``: a drafter reads the text of a request that comes to
-    it in a second thread, beside the others' work; False makes all wait for it.
+    drafts for a request and how much, except for requests submitted with a drafter of their own. For a policy's name
+    the pool is all of the family's drafters and "ngram", and ``gamma`` holds for all of them; by default those that
+    take passes draft 2 tokens and those that look up 4. ``capacities`` bounds the requests a drafter serves at once.
+    ``fast_switching``: a drafter reads the text of a request that comes to it in a second thread, beside the others'
+    work; False makes all wait for it.
 
     ``max_batch`` requests run at once, each with room for ``max_len`` tokens of prompt and output; ``kv_tokens``
     bounds the tokens that the running requests may come to hold together (prompt + max_new_tokens each). Who does
@@ -104,18 +115,26 @@ class Engine:
     returns; a request that is cancelled under way gives back its slot when it lands. ``grouping`` says who sits together
     (:mod:`spin_core.pipeline.grouping`). It changes speed, not text.
 
-    Raises ValueError for unknown drafters and strategies, and impossible limits. A bad *request* never raises: it
+    Raises ValueError for unknown drafters and strategies, for a drafter beside a selector, and for impossible limits. A bad *request* never raises: it
     comes back finished with ``FinishReason.ERROR`` and says why, and the others go on.
     """
 
-    def __init__(self, family, drafter: str | None = None, gamma: int = 4, *, max_batch: int = 8,
+    def __init__(self, family, drafter: str | None = None, gamma: int | None = None, *, max_batch: int = 8,
                  max_len: int | None = None, kv_tokens: int | None = None, prefill_chunk: int = 512,
                  record_laws: bool = False, verification: str = "auto", selector: str | Selector | None = None,
                  capacities: Mapping[str, int] | None = None, fast_switching: bool = True,
-                 pipeline: str | int = "off", grouping: str = "balanced") -> None:
+                 pipeline: str | int | None = None, grouping: str = "balanced") -> None:
+        if drafter is not None and selector is not None:
+            raise ValueError("Engine: a selector chooses drafters, drafter names one: give one of them")
+        if parts_of(family.target) > 1:         # by the clock every process would decide something else
+            if selector is not None or pipeline == "auto":
+                raise ValueError("Engine: a target over several processes needs one drafter and a fixed pipeline")
+            drafter = drafter or next(iter(family.drafters), "ngram")
+        if pipeline is None:
+            pipeline = "auto" if drafter is None else "off"
         for name, value, least in (("gamma", gamma, 0), ("max_batch", max_batch, 1), ("max_len", max_len, 2),
                                    ("kv_tokens", kv_tokens, 2), ("prefill_chunk", prefill_chunk, 1)):
-            if value is not None or name not in ("max_len", "kv_tokens"):
+            if value is not None or name not in ("gamma", "max_len", "kv_tokens"):
                 _check_whole(f"Engine: {name}", value, least)
         self.family = family
         self.max_len = min(max_len or 2048, family.max_context)
@@ -127,15 +146,16 @@ class Engine:
                                   keep_states=any(map(pool.is_fed, family.drafters.values())))
         self.drafters: dict[str, Drafter] = {"none": NullDrafter()}     # built when first used
         self.retired: dict[str, Exception] = {}
-        self.drafter = drafter if drafter is not None else next(iter(family.drafters), "ngram")
-        self.drafter_called(self.drafter)
-        self.gamma = gamma
+        self.drafter = drafter                                          # None: the selector chooses
+        self.gamma = DEFAULT_GAMMA if gamma is None else gamma
         self.queue: deque[Request] = deque()
         self.running: list[Request] = []
         self.free_slots = list(range(max_batch))[::-1]
         self.trace = Trace()
         self.steps = 0
-        self.selection = self._selection(selector, capacities, fast_switching)
+        if drafter is not None:
+            self.drafter_called(drafter)
+        self.selection = self._selection(selector, gamma, capacities, fast_switching)
         self.pipeline = None if pipeline == "off" else Pipeline(self, pipeline, grouping)
 
     # ---- what callers use
@@ -396,14 +416,19 @@ class Engine:
         if self.selection:
             self.selection.retire(name)
 
-    def _selection(self, selector, capacities, fast_switching: bool) -> Selection | None:
+    def _selection(self, selector, gamma: int | None, capacities, fast_switching: bool) -> Selection | None:
         """The room that serves the selector, with every drafter built that it may choose."""
-        if selector is None:
+        if self.drafter is not None:
             if capacities is not None:
                 raise ValueError("Engine: capacities need a selector")
             return None
-        if isinstance(selector, str):
-            selector = make(selector, [*self.family.drafters, "ngram"], gamma=self.gamma)
+        if selector is None or isinstance(selector, str):
+            selector, arms, options = selector or "spin", [*self.family.drafters, "ngram"], {}
+            if gamma is not None:
+                options["gamma"] = gamma
+            elif selector != "spin-full":           # which chooses lengths itself
+                options["gamma"] = {name: DEFAULT_GAMMA if self.drafter_called(name).quick else PASSES for name in arms}
+            selector = make(selector, arms, **options)
         for name in selector.arms:
             self.drafter_called(name)
         return Selection(self, selector, capacities, fast_switching)

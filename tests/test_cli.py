@@ -34,7 +34,7 @@ def test_generate_with_a_selector(family, capsys):
     selected, summary = capsys.readouterr().out.split("\n\n")
     assert main(["generate", "--prompt", "abc", "--drafter", "none", "--max-new-tokens", "8"]) == 0
     assert selected.replace("[", "").replace("]", "") == capsys.readouterr().out.split("\n\n")[0]
-    assert "selector spin:" in summary
+    assert "; drafters " in summary and "%:" in summary
 
 
 def test_generate_writes_texts_events_and_metrics(family, tmp_path, capsys):
@@ -52,7 +52,7 @@ def test_generate_writes_texts_events_and_metrics(family, tmp_path, capsys):
 @pytest.mark.parametrize("arguments, message", [
     (["--prompt", "abc", "--drafter", "nobody"], "known: near, subset"),
     (["--prompt", "abc", "--selector", "best"], "unknown selection policy 'best'; known: spin"),
-    (["--prompt", "abc", "--selector", "spin", "--drafter", "near"], "--selector chooses drafters"),
+    (["--prompt", "abc", "--selector", "spin", "--drafter", "near"], "a selector chooses drafters"),
     (["--prompt", "abc", "--temperature", "-1"], "temperature"),
     (["--prompt", "abc", "--gamma", "-1"], "gamma"),
     (["--workload", "no-such-set"], "no-such-set"),

@@ -14,6 +14,7 @@ from hypothesis import given, settings, strategies as st
 
 from spin_core.engine import Engine
 from spin_core.request import FinishReason, SamplingParams
+from spin_core.select import make
 
 GREEDY = SamplingParams(max_new_tokens=16, stop_ids=())
 
@@ -266,9 +267,28 @@ def test_unknown_drafters_list_the_known_ones():
     assert engine.trace.events == []
 
 
-def test_the_familys_first_drafter_is_the_default_and_ngram_where_it_has_none():
-    assert Engine(tiny.family()).drafter == "near"
-    assert Engine(tiny.TinyFamily(tiny.family().target, {})).drafter == "ngram"
+def test_spin_is_the_default_and_a_named_drafter_is_classical_speculation():
+    for engine in (Engine(tiny.family()), Engine(tiny.family(), selector="spin", verification="auto", pipeline="auto")):
+        assert type(engine.selection.selector) is type(make("spin", [])) and engine.pipeline.heuristic and engine.drafter is None
+        assert engine.target.attention.strategy == "auto"
+        assert engine.selection.selector.arms == ["near", "subset", "other", "same", "short", "ngram", "none"]
+        assert engine.selection.selector.gamma.tolist() == [2, 2, 2, 2, 2, 4, 0], "passes cost, lookups do not"
+    assert Engine(tiny.family(), gamma=3).selection.selector.gamma.tolist() == [3] * 6 + [0]
+    assert Engine(tiny.TinyFamily(tiny.family().target, {})).selection.selector.arms == ["ngram", "none"]
+    vanilla = Engine(tiny.family(), "near", verification="padded")
+    assert vanilla.selection is None and vanilla.pipeline is None and vanilla.gamma == 4
+    assert Engine(tiny.family(), "near", pipeline="auto").pipeline.heuristic
+    assert Engine(tiny.family(), pipeline="off").pipeline is None
+    with pytest.raises(ValueError, match="a selector chooses drafters, drafter names one"):
+        Engine(tiny.family(), "near", selector="spin")
+
+
+def test_a_target_over_several_processes_is_served_without_a_clock(monkeypatch):
+    monkeypatch.setattr("spin_core.engine.parts_of", lambda model: 2)
+    assert Engine(tiny.family()).drafter == "near" and Engine(tiny.family()).pipeline is None
+    for choice in ({"selector": "spin"}, {"drafter": "near", "pipeline": "auto"}):
+        with pytest.raises(ValueError, match="over several processes needs one drafter and a fixed pipeline"):
+            Engine(tiny.family(), **choice)
 
 
 # ---- NaN (rule 5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import random
 import subprocess
@@ -20,11 +21,12 @@ import test_engine_service
 import tiny
 from hypothesis import given, settings, strategies as st
 
+from spin_core import engine as engines
 from spin_core.draft import ModelDrafter, catchup
-from spin_core.engine import Engine
 from spin_core.request import FinishReason, SamplingParams
 from spin_core.select import NAMES, Choice, Selector, make
 
+Engine = functools.partial(engines.Engine, pipeline="off")      # a step serves everybody
 POOL = ["near", "subset", "other", "short", "ngram", "ngram+near"]
 POLICIES = [name for name in NAMES if not name.startswith("fixed:")] + ["fixed:near"]
 GREEDY = SamplingParams(max_new_tokens=16, stop_ids=())
@@ -574,7 +576,7 @@ assert engine.selection.catch_ups.jobs
 # ---- what cannot be asked for
 
 @pytest.mark.parametrize("options, reason", [
-    (dict(capacities={"near": 2}), "capacities need a selector"),
+    (dict(drafter="near", capacities={"near": 2}), "capacities need a selector"),
     (dict(selector="spin", capacities={"nobody": 2}), "'nobody' cannot have 2 places"),
     (dict(selector="spin", capacities={"near": -1}), "'near' cannot have -1 places"),
     (dict(selector="spin", capacities={"near": 1.5}), "'near' cannot have 1.5 places"),

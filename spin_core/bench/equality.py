@@ -20,8 +20,8 @@ NEAR_TIE = 1e-3     # logits; rounding in fp32 moves them by about 1e-5, a wrong
 def add_arguments(parser) -> None:
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--max-new-tokens", type=int, default=48)
-    parser.add_argument("--drafter", help="default: the engine's")
-    parser.add_argument("--gamma", type=int, default=4)
+    parser.add_argument("--drafter", help="one for all (default: the engine's selection)")
+    parser.add_argument("--gamma", type=int, help="default: the engine's")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--workload", default="mix")
     parser.add_argument("--device", default="cpu")
@@ -41,7 +41,7 @@ def run(args) -> Report:
         [row | {"prompt": prompts.prompts[row["prompt"]].id} for row in rows],
         [Bar("largest logit gap where a text differs", max(gaps, default=0.0), f"<= {NEAR_TIE}")],
         [f"{len(prompts) - len(rows)} of {len(prompts)} texts of up to {args.max_new_tokens} tokens are equal; drafter "
-         f"{engine.drafter}, gamma {args.gamma}, batch {args.batch}"])
+         f"{engine.drafter or 'chosen by SPIN'}, batch {args.batch}"])
 
 
 def compare(engine: Engine, prompts: list[list[int]], max_new_tokens: int) -> list[dict]:

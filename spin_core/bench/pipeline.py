@@ -173,6 +173,7 @@ class Run:
 def engines(family, batch: int, counts: Sequence[int], *, drafter: str | None = None,
             gamma: int = 4) -> dict[int | str, Engine]:
     """An engine for every setting: "off", each fixed count that ``batch`` requests allow, and "auto"."""
+    drafter = drafter or next(iter(family.drafters))
     return {setting: Engine(family, drafter, gamma, max_batch=batch, max_len=1024, pipeline=setting)
             for setting in ("off", *sorted({c for c in counts if c <= batch}), "auto")}
 

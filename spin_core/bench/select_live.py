@@ -105,7 +105,7 @@ def race(family, prompts: list[list[int]], arms: list[str], policies: list[str],
         for fast in (True, False) if name == policies[-1] else (True,):
             # spin-full chooses lengths itself
             selector = make(name, arms) if name == "spin-full" else make(name, arms, gamma=lengths)
-            engine = Engine(family, "none", selector=selector, fast_switching=fast, **size)
+            engine = Engine(family, selector=selector, pipeline="off", fast_switching=fast, **size)
             chosen.append(Contender(name if fast else f"{name}, waiting", None, engine))
             chosen[-1].serve(prompts, params)
     everyone = fixed + chosen

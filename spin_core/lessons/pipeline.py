@@ -40,7 +40,7 @@ def stages(family, prompts: Sequence, params: SamplingParams, *, threads: int, g
 
 def _times(family, prompts: Sequence, params: SamplingParams, gamma: int) -> tuple[float, float]:
     """Median seconds of a draft and of a verification while all of ``prompts`` decode."""
-    engine = Engine(family, gamma=gamma, max_batch=len(prompts), max_len=1024)
+    engine = Engine(family, next(iter(family.drafters)), gamma, max_batch=len(prompts), max_len=1024)
     engine.generate(prompts, params)
     steps = {e.step: e for e in full_batch(engine.trace.events, len(prompts))}.values()
     return (statistics.median(e.draft_seconds for e in steps),

@@ -7,8 +7,8 @@ processes add their partial results up after each. Started under ``torchrun`` (o
 
 every process runs the same engine over the same requests. Nothing else needs to be exchanged: the summed logits are the
 same everywhere, and every random number is a function of seed and position, so all processes make the same decisions.
-What decides by the clock (a selector, ``pipeline="auto"``) would not, and cannot be used. Drafters are small: each
-process has all of them. Drafters pruned from the target share its tables and do not go with a sharded one.
+What decides by the clock (a selector, ``pipeline="auto"``) would not, and is refused. Drafters are small: each process
+has all of them. Drafters pruned from the target share its tables and do not go with a sharded one.
 """
 
 from __future__ import annotations
