@@ -55,6 +55,8 @@ def _generate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, help="at most this many prompts of the workload")
     parser.add_argument("--drafter", help="one drafter for all, or none; an unknown name lists the known ones")
     parser.add_argument("--selector", metavar="POLICY", help="who drafts is chosen in every step (default spin)")
+    parser.add_argument("--arm", action="append", metavar="NAME",
+                        help="a drafter that it may choose; repeated (default: the family's, and ngram)")
     parser.add_argument("--gamma", type=int, help="drafted tokens per step (default: 4; of chosen models 2)")
     parser.add_argument("--verification", default="auto", help="padded, grouped, decomposed, per-request, auto (default)")
     parser.add_argument("--pipeline", type=_count, help="micro-batches: a number, off, or auto (default; with --drafter off)")
@@ -93,7 +95,7 @@ def _generate(args) -> int:
         raise ValueError("torchrun is for a --target: the embedded one fits any device, and its drafters need it whole")
     family = zoo.load(target=args.target, drafters=args.draft_model or [], device=args.device, parts=processes()) \
         if args.target else zoo.load("smollm2", device=args.device)
-    engine = Engine(family, args.drafter, args.gamma, max_batch=args.batch, selector=args.selector,
+    engine = Engine(family, args.drafter, args.gamma, max_batch=args.batch, selector=args.selector, arms=args.arm,
                     verification=args.verification, pipeline=args.pipeline)
     requests = engine.generate(prompts, params)
     if not speaks():

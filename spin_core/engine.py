@@ -98,7 +98,7 @@ class Engine:
 
     With a ``selector`` (a policy's name, or a :class:`spin_core.select.Selector`) it is chosen anew in every step who
     drafts for a request and how much, except for requests submitted with a drafter of their own. For a policy's name
-    the pool is all of the family's drafters and "ngram", and ``gamma`` holds for all of them; by default those that
+    the pool is ``arms``, by default all of the family's drafters and "ngram", and ``gamma`` holds for all of them; by default those that
     take passes draft 2 tokens and those that look up 4. ``capacities`` bounds the requests a drafter serves at once.
     ``fast_switching``: a drafter reads the text of a request that comes to it in a second thread, beside the others'
     work; False makes all wait for it.
@@ -122,8 +122,8 @@ class Engine:
     def __init__(self, family, drafter: str | None = None, gamma: int | None = None, *, max_batch: int = 8,
                  max_len: int | None = None, kv_tokens: int | None = None, prefill_chunk: int = 512,
                  record_laws: bool = False, verification: str = "auto", selector: str | Selector | None = None,
-                 capacities: Mapping[str, int] | None = None, fast_switching: bool = True,
-                 pipeline: str | int | None = None, grouping: str = "balanced") -> None:
+                 arms: Sequence[str] | None = None, capacities: Mapping[str, int] | None = None,
+                 fast_switching: bool = True, pipeline: str | int | None = None, grouping: str = "balanced") -> None:
         if drafter is not None and selector is not None:
             raise ValueError("Engine: a selector chooses drafters, drafter names one: give one of them")
         if parts_of(family.target) > 1:         # by the clock every process would decide something else
@@ -155,7 +155,7 @@ class Engine:
         self.steps = 0
         if drafter is not None:
             self.drafter_called(drafter)
-        self.selection = self._selection(selector, gamma, capacities, fast_switching)
+        self.selection = self._selection(selector, arms, gamma, capacities, fast_switching)
         self.pipeline = None if pipeline == "off" else Pipeline(self, pipeline, grouping)
 
     # ---- what callers use
@@ -416,14 +416,17 @@ class Engine:
         if self.selection:
             self.selection.retire(name)
 
-    def _selection(self, selector, gamma: int | None, capacities, fast_switching: bool) -> Selection | None:
+    def _selection(self, selector, arms, gamma: int | None, capacities, fast_switching: bool) -> Selection | None:
         """The room that serves the selector, with every drafter built that it may choose."""
+        if arms is not None and (self.drafter is not None or isinstance(selector, Selector)):
+            raise ValueError("Engine: arms are for a policy's name: a Selector has its own, and one drafter needs none")
         if self.drafter is not None:
             if capacities is not None:
                 raise ValueError("Engine: capacities need a selector")
             return None
         if selector is None or isinstance(selector, str):
-            selector, arms, options = selector or "spin", [*self.family.drafters, "ngram"], {}
+            arms = [*self.family.drafters, "ngram"] if arms is None else list(arms)
+            selector, options = selector or "spin", {}
             if gamma is not None:
                 options["gamma"] = gamma
             elif selector != "spin-full":           # which chooses lengths itself

@@ -21,6 +21,7 @@ from spin_core.draft.base import CaughtUp, Draft, never
 from spin_core.draft.model import ModelDrafter
 from spin_core.request import Request
 from spin_core.runtime import ModelRunner
+from spin_core.runtime.ring import Window
 
 
 CARRIES = ("last", "mix", "nothing")
@@ -74,8 +75,9 @@ class FedDrafter(ModelDrafter):
     read by then depends on its batch mates, and whether something was drafted decides which random numbers are used.
     """
 
-    def __init__(self, source, slots: int, max_len: int, vocab_size: int | None, target: ModelRunner) -> None:
-        super().__init__(source, slots, max_len, vocab_size, keep_states=True)
+    def __init__(self, source, slots: int, max_len: int, vocab_size: int | None, target: ModelRunner,
+                 window: Window | None = None) -> None:
+        super().__init__(source, slots, max_len, vocab_size, keep_states=True, window=window)
         self.target = target
 
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:

@@ -11,6 +11,7 @@ from spin_core.draft.base import CaughtUp, Draft, Drafter, never
 from spin_core.randomness import DRAFT, race
 from spin_core.request import Request
 from spin_core.runtime import ModelRunner
+from spin_core.runtime.ring import AHEAD, Window
 from spin_core.sampling import SamplingBatch, probabilities
 
 
@@ -22,17 +23,21 @@ class ModelDrafter(Drafter):
 
     ``source`` is a :class:`spin_core.zoo.DraftModel`: the model, and the target ids its logits stand for. Sampling
     requests draw from q under their own temperature and filters, and hand exactly that q to the verifier; greedy
-    requests propose the argmax, which is one-hot.
+    requests propose the argmax, which is one-hot. ``window``: what its attention sees, and its cache holds; None is all,
+    or what it was trained with. It drafts ``AHEAD`` tokens at most then.
     """
 
     def __init__(self, source, slots: int, max_len: int, vocab_size: int | None = None,
-                 keep_states: bool = False) -> None:
+                 keep_states: bool = False, window: Window | None = None) -> None:
         self.name, self.ids = source.name, source.ids
         self.max_context = min(max_len, source.max_context)
         self.runner = ModelRunner(source.model, slots, self.max_context,
-                                  vocab_size if source.ids is None else len(source.ids), keep_states)
+                                  vocab_size if source.ids is None else len(source.ids), keep_states,
+                                  window=window or _trained_window(source.model))
 
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
+        if self.runner.window:
+            counts = [min(count, AHEAD) for count in counts]
         alive = [b for b, count in enumerate(counts) if count > 0]
         if not alive:
             return Draft.empty(len(requests), self.runner.device)
@@ -135,3 +140,9 @@ class ModelDrafter(Drafter):
                      torch.tensor([0] + [len(row) for row in drafted], device=self.runner.device).cumsum(0),
                      torch.stack([q for q in sampled if q is not None]) if any(q is not None for q in sampled) else None,
                      torch.where(rows, rows.cumsum(0) - 1, -1), self.ids)
+
+
+def _trained_window(model) -> Window | None:
+    """The window that a drafter's file names (:mod:`spin_core.zoo.pruned`)."""
+    latest = getattr(model.config, "window", None)
+    return None if latest is None else Window(latest)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from spin_core.draft.base import Drafter, NullDrafter
 from spin_core.draft.composite import CompositeDrafter
 from spin_core.draft.fed import FedDrafter, FedLlama
 from spin_core.draft.model import ModelDrafter
 from spin_core.draft.ngram import NgramDrafter
+from spin_core.draft.selfdraft import SelfDrafter
 from spin_core.draft.table import DraftTable, TableDrafter
 from spin_core.runtime import ModelRunner
+from spin_core.runtime.ring import Window
+from spin_core.zoo.family import DraftModel
 
 COMPOSED_NGRAM = (4, 3)     # a composition trusts lookup from so many repeated tokens on: (longest, shortest)
 
 
 def names(family) -> list[str]:
-    """Every plain name. "FIRST+REST" composes: FIRST is "ngram" or a table, REST any name, itself composed or not."""
+    """Every plain name. "FIRST+REST" composes: FIRST is "ngram" or a table, REST any name, itself composed or not.
+    "sparse:NAME" or "sparse:NAME:WINDOW" drafts with a sparse cache: NAME is a model of the family or "target", WINDOW a
+    number of tokens or a share of the text such as 1/8 (:mod:`spin_core.runtime.ring`)."""
     return [*family.drafters, "ngram", "none"]
 
 
@@ -30,15 +37,34 @@ def build(name: str, family, slots: int, max_len: int, target: ModelRunner) -> D
         return NullDrafter()
     if name == "ngram":
         return NgramDrafter()
+    size = slots, max_len, family.vocab_size
     if name in family.drafters:
         source = family.drafters[name]
         if isinstance(source, DraftTable):
             return TableDrafter(source)
-        size = slots, max_len, family.vocab_size
         return FedDrafter(source, *size, target) if is_fed(source) else ModelDrafter(source, *size)
+    if name.startswith("sparse:"):
+        return _sparse(name, family, *size, target)
     first, plus, rest = name.partition("+")
     if plus and (first == "ngram" or isinstance(family.drafters.get(first), DraftTable)):
         # instances of its own: a composition shares no state with drafters that serve under their own names
         lookup = NgramDrafter(*COMPOSED_NGRAM) if first == "ngram" else build(first, family, slots, max_len, target)
         return CompositeDrafter(lookup, build(rest, family, slots, max_len, target))
     raise ValueError(f"unknown drafter {name!r}; known: {', '.join(names(family))}")
+
+
+def _sparse(name: str, family, slots: int, max_len: int, vocab_size: int, target: ModelRunner) -> Drafter:
+    """"sparse:NAME" or "sparse:NAME:WINDOW"."""
+    _, inner, *window = name.split(":", 2)
+    window = Window.parse(window[0]) if window else Window()
+    if inner == "target":
+        source = DraftModel(name, family.target, None, family.max_context)
+        return SelfDrafter(source, slots, max_len, vocab_size, target, window)
+    source = family.drafters.get(inner)
+    if source is None or isinstance(source, DraftTable):
+        models = [n for n, d in family.drafters.items() if not isinstance(d, DraftTable)]
+        raise ValueError(f"{name!r}: no model {inner!r} to draft with a sparse cache; there are {', '.join(models)}, "
+                         "and the target")
+    source = replace(source, name=name)
+    return FedDrafter(source, slots, max_len, vocab_size, target, window) if is_fed(source) else \
+        ModelDrafter(source, slots, max_len, vocab_size, window=window)

@@ -27,8 +27,8 @@ KEPT = 64               # graphs of one runner; the one that was used longest ag
 
 
 def attach(runner: ModelRunner) -> None:
-    """Let ``runner`` replay graphs where it is on a CUDA device; elsewhere nothing changes."""
-    if runner.device.type == "cuda":
+    """Let ``runner`` replay graphs where it is on a CUDA device; elsewhere, and for a sparse cache, nothing changes."""
+    if runner.device.type == "cuda" and runner.window is None:
         runner.graphs = Graphs(runner)
 
 

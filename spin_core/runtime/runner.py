@@ -13,6 +13,7 @@ from spin_core.runtime.attention import Ragged, attach
 from spin_core.runtime.batch import RaggedBatch
 from spin_core.runtime.cache import SlotCache
 from spin_core.runtime.linear import pack_linears
+from spin_core.runtime.ring import RingAttention, RingCache, Window
 from spin_core.runtime.tensor_parallel import local_heads
 
 
@@ -25,14 +26,15 @@ class ModelRunner:
     ``vocab_size`` cuts logits that stand for no token (a head padded to a round width). With ``keep_states`` the
     runner keeps ``states [slots, max_len, hidden]``, what the head read at every token, written like the cache: entries
     of committed tokens are right, the others stale. ``verification`` names how a ragged batch is attended
-    (:func:`spin_core.decompose.plan`).
+    (:func:`spin_core.decompose.plan`). With a ``window`` every token sees only a part of its past, and the cache
+    is a ring that holds no more (:mod:`spin_core.runtime.ring`).
 
     Raises NotImplementedError, at once, for a model that cannot run like this: attention of its own beside the
     library's registry, recurrent layers, or a variant that the adapter does not know.
     """
 
     def __init__(self, model: PreTrainedModel, slots: int, max_len: int, vocab_size: int | None = None,
-                 keep_states: bool = False, verification: str = "auto") -> None:
+                 keep_states: bool = False, verification: str = "auto", window: Window | None = None) -> None:
         self.model = share_weights(model).eval()
         attach(self.model)
         pack_linears(self.model)
@@ -42,10 +44,12 @@ class ModelRunner:
             raise NotImplementedError(f"{type(model).__name__} has no attention heads, so there is nothing to cache")
         self.num_layers = config.num_hidden_layers
         kv_heads = local_heads(model, getattr(config, "num_key_value_heads", None) or heads)
-        self.cache = SlotCache(self.num_layers, slots, kv_heads, max_len,
-                               getattr(config, "head_dim", None) or config.hidden_size // heads,
-                               model.dtype, model.device)
-        self.attention = Attention(verification, local_heads(model, heads), self.cache)
+        shape = (self.num_layers, slots, kv_heads, max_len,
+                 getattr(config, "head_dim", None) or config.hidden_size // heads, model.dtype, model.device)
+        self.window = window
+        self.cache = SlotCache(*shape) if window is None else RingCache(window, *shape)
+        self.attention = RingAttention(self.cache) if window else Attention(verification, local_heads(model, heads),
+                                                                            self.cache)
         self.vocab_size = vocab_size
         self.device = model.device
         self.graphs = None          # see spin_core.pipeline.graphs
@@ -71,7 +75,8 @@ class ModelRunner:
                 return logits
         tokens = torch.as_tensor(tokens, dtype=torch.int64, device=self.device)
         batch = RaggedBatch.build(tokens, slots, counts, [self.cache.lengths[s] for s in slots], ancestors)
-        ragged = Ragged(batch, self.cache, self.attention.step(batch))
+        step = self.attention.step(batch)
+        ragged = Ragged(batch, step if self.window else self.cache, step)
         logits = self.model(input_ids=tokens[None], position_ids=batch.positions[None], use_cache=False,
                             logits_to_keep=torch.tensor(rows, dtype=torch.int64, device=self.device),
                             ragged=ragged, **inputs).logits[0]
