@@ -7,36 +7,47 @@ import json
 import os
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
-from spin_core import bench
-from spin_core.distill import command as distill
-from spin_core.zoo import CorruptFileError, FetchError
+
+class _Command(argparse.ArgumentParser):
+    """A command that ``fill`` gives its arguments when it is asked for: importing all there is takes seconds."""
+
+    fill: Callable[[argparse.ArgumentParser], None] | None = None
+
+    def parse_known_args(self, args=None, namespace=None):
+        if self.fill is not None:
+            fill, self.fill = self.fill, None
+            fill(self)
+        return super().parse_known_args(args, namespace)
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m spin_core", description="Speculative decoding, SPIN's way.")
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=_Command)
     _generate_arguments(commands.add_parser("generate", help="generate text and see what speculation did"))
     commands.add_parser("fetch", help="fetch and check the embedded models")
-    distill.add_arguments(commands.add_parser("distill", help="make a drafter from the target"))
-    benches = commands.add_parser("bench", help="run a benchmark").add_subparsers(dest="name", required=True)
-    for name in bench.NAMES:
-        module = bench.module(name)
-        sub = benches.add_parser(name, help=module.DESCRIPTION, description=module.DESCRIPTION)
-        sub.add_argument("--json", metavar="OUT", help="write the numbers, with machine, versions and commit, here")
-        module.add_arguments(sub)
+    commands.add_parser("distill", help="make a drafter from the target").fill = _distill_arguments
+    commands.add_parser("bench", help="run a benchmark").fill = _bench_arguments
     args = parser.parse_args(argv)
     try:
         if getattr(args, "json", None):
             _check_writable(Path(args.json))
-        return {"generate": _generate, "fetch": _fetch, "distill": distill.run, "bench": _bench}[args.command](args)
-    except (ValueError, OSError, NotImplementedError, FetchError, CorruptFileError) as error:
+        return {"generate": _generate, "fetch": _fetch, "distill": _distill, "bench": _bench}[args.command](args)
+    except _refusals() as error:
         print(f"error: {error}", file=sys.stderr)       # nothing is wrong with the program: no traceback
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    """What is raised where something cannot be done as asked."""
+    from spin_core.zoo import CorruptFileError, FetchError
+
+    return ValueError, OSError, NotImplementedError, FetchError, CorruptFileError
 
 
 def _check_writable(path: Path) -> None:
@@ -166,7 +177,32 @@ def _fetch(args) -> int:
     return 0
 
 
+def _distill_arguments(parser: argparse.ArgumentParser) -> None:
+    from spin_core import distill
+
+    distill.add_arguments(parser)
+
+
+def _distill(args) -> int:
+    from spin_core import distill
+
+    return distill.run(args)
+
+
+def _bench_arguments(parser: argparse.ArgumentParser) -> None:
+    from spin_core import bench
+
+    benches = parser.add_subparsers(dest="name", required=True, parser_class=argparse.ArgumentParser)
+    for name in bench.NAMES:
+        module = bench.module(name)
+        sub = benches.add_parser(name, help=module.DESCRIPTION, description=module.DESCRIPTION)
+        sub.add_argument("--json", metavar="OUT", help="write the numbers, with machine, versions and commit, here")
+        module.add_arguments(sub)
+
+
 def _bench(args) -> int:
+    from spin_core import bench
+
     report = bench.run(args.name, args)
     return 1 if any(bar.holds is False for bar in report.bars) else 0
 

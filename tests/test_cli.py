@@ -1,6 +1,10 @@
 """The command line on a tiny family: what it prints, what it writes, and how it says no."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +31,20 @@ def test_generate_marks_what_was_drafted_and_accepted(family, capsys):
     assert "[" in drafted and "[" not in plain
     assert drafted.replace("[", "").replace("]", "") == plain
     assert "tokens per verification" in summary and "100%" in summary
+
+
+def test_help_imports_no_model_library():
+    program = "import sys; from spin_core.__main__ import main\ntry: main(['--help'])\nfinally: assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100,
+                          env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])})
+    assert done.returncode == 0 and "make a drafter" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("command", [["distill"], ["bench", "select"]])
+def test_commands_know_their_arguments_when_asked(command, capsys):
+    with pytest.raises(SystemExit):
+        main([*command, "--help"])
+    assert {"distill": "--budget-minutes", "bench": "--seeds"}[command[0]] in capsys.readouterr().out
 
 
 def test_generate_with_a_selector(family, capsys):
