@@ -19,7 +19,7 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from spin_core.draft import Draft, Drafter, NullDrafter, pool
+from spin_core.draft import Draft, Drafter, NullDrafter, Tree, pool
 from spin_core.pipeline.conductor import Pipeline
 from spin_core.request import FinishReason, Request, SamplingParams
 from spin_core.runtime import ModelRunner
@@ -28,7 +28,7 @@ from spin_core.sampling import SamplingBatch, probabilities
 from spin_core.select import Selector, make
 from spin_core.selection import Selection
 from spin_core.trace import Event, Trace
-from spin_core.verify import verify_chain
+from spin_core.verify import verify_chain, verify_tree
 
 Prompt = str | list[int] | list[dict]
 
@@ -71,6 +71,7 @@ class _Outcome:
     tokens: list[int] = field(default_factory=list)     # accepted tokens and one of the target's own
     failed: bool = False
     laws: dict | None = None
+    tree: dict | None = None        # see spin_core.trace.Event
 
 
 @dataclass
@@ -303,19 +304,21 @@ class Engine:
 
     def _run_target(self, groups: list[_Group]) -> list[Tensor]:
         """One target pass over everything: per group the logits of its rows to decide, as the verifier wants them."""
-        slots, counts, tokens, rows, share = [], [], [], [], []
+        slots, counts, tokens, rows, share, ancestors = [], [], [], [], [], []
         for group in groups:
             drafted = iter(group.draft.tokens.tolist() if group.draft else [])
             before = len(rows)
-            for work, num_draft in zip(group.members, group.counts):
+            for b, (work, num_draft) in enumerate(zip(group.members, group.counts)):
                 tokens += work.feed
                 if work.complete:
                     rows.extend(range(len(tokens) - 1, len(tokens) + num_draft))
                 tokens.extend(next(drafted) for _ in range(num_draft))
                 slots.append(work.request.slot)
                 counts.append(len(work.feed) + num_draft)
+                ancestors.append(group.draft.ancestors(b, len(work.feed)) if isinstance(group.draft, Tree) else None)
             share.append(len(rows) - before)
-        logits = self.target.forward(slots, counts, tokens, rows)
+        logits = self.target.forward(slots, counts, tokens, rows,
+                                     ancestors if any(mask is not None for mask in ancestors) else None)
         self._synchronize()
         return list(logits.split(share))
 
@@ -326,11 +329,19 @@ class Engine:
         requests = [w.request for w in group.members]
         sampling = SamplingBatch.from_params([r.params for r in requests], logits.device)
         position = torch.tensor([r.length for r in requests], device=logits.device)
-        verdict = verify_chain(logits, group.draft, sampling, position, max_draft=max(group.counts))
+        trees: list[dict | None] = [None] * len(requests)
+        if isinstance(group.draft, Tree):
+            verdict = verify_tree(logits, group.draft, sampling, position)
+            trees = group.draft.tell(verdict.path.tolist())
+            self.target.keep([r.slot for r in requests], [r.length for r in requests], [t["path"] for t in trees])
+        else:
+            verdict = verify_chain(logits, group.draft, sampling, position, max_draft=max(group.counts))
         drafted = [t.tolist() for t in group.draft.tokens.split(group.counts)]
         outcomes = [_Outcome(*seat) for seat in zip(
             drafted, verdict.num_accepted.tolist(), [[t for t in row if t >= 0] for row in verdict.tokens.tolist()],
             verdict.failed.tolist())]
+        for outcome, tree in zip(outcomes, trees):
+            outcome.tree = tree
         if self.record_laws:
             for b, outcome in enumerate(outcomes):
                 outcome.laws = self._laws(group.draft, logits, sampling, b)
@@ -355,7 +366,7 @@ class Engine:
                 accepted=min(outcome.accepted, len(emitted)), emitted=emitted, context=context, batch=len(members),
                 draft_began=group.began - self.trace.origin if group.draft else 0.0, draft_seconds=group.seconds,
                 target_began=done.began - self.trace.origin, target_seconds=done.target_seconds,
-                verify_seconds=done.verify_seconds, laws=outcome.laws, **place))
+                verify_seconds=done.verify_seconds, laws=outcome.laws, tree=outcome.tree, **place))
         selecting = self._observe(done.groups, seats, events, outcomes)
         for _, request in members:
             if request.finish_reason:

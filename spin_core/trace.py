@@ -29,6 +29,9 @@ class Event:
     can be drawn. In a pipelined engine a step serves one micro-batch: number ``micro_batch`` of ``micro_batches``. Its
     ``step_seconds`` run from its launch to its end, the time it waited for the stages included.
 
+    Where a tree was drafted, ``drafted`` holds its nodes, and ``tree`` their ``parents`` (-1: the committed text), the
+    accepted ``path`` and, per node, the ``drafters`` that proposed it.
+
     A "catch_up" event tells that ``drafter`` has read ``catch_up_tokens`` of a request's text without drafting for
     it; ``catch_up_seconds`` is this request's share of that pass, which may have run beside other work.
     """
@@ -55,6 +58,7 @@ class Event:
     catch_up_tokens: int = 0
     catch_up_seconds: float = 0.0
     reason: str | None = None
+    tree: dict | None = None
     laws: dict | None = field(default=None, repr=False)
 
 

@@ -33,17 +33,18 @@ BLOCK, WARPS, STAGES = 64, 4, 3
 def _attend_pieces(Q, K, V, OUT, LSE, PIECES, SEES, scale, q_head, q_token, slot_stride, head_stride,
                    KV: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr,
                    BLOCK: tl.constexpr, ACC: tl.constexpr):
-    """Program (r, h): piece r of kv head h. PIECES [R, 6]: slot, start, stop, first token, tokens, prefix."""
+    """Program (r, h): piece r of kv head h. PIECES [R, 6]: slot, start, stop, first token, tokens,
+    and how many entries all of them see."""
     r, h = tl.program_id(0), tl.program_id(1)
     slot, start, stop = tl.load(PIECES + r * 6), tl.load(PIECES + r * 6 + 1), tl.load(PIECES + r * 6 + 2)
-    token, count, prefix = tl.load(PIECES + r * 6 + 3), tl.load(PIECES + r * 6 + 4), tl.load(PIECES + r * 6 + 5)
+    token, count, seen = tl.load(PIECES + r * 6 + 3), tl.load(PIECES + r * 6 + 4), tl.load(PIECES + r * 6 + 5)
     rows, dims = tl.arange(0, ROWS), tl.arange(0, D)
     mine = token + rows // GROUP
     real = rows < count * GROUP
     inside = dims < DIM
     q = tl.load(Q + (h * GROUP + rows % GROUP)[:, None] * q_head + mine[:, None] * q_token + dims[None],
                 mask=real[:, None] & inside[None], other=0.0)
-    sees = tl.load(SEES + mine, mask=real, other=1)         # bit i: sees in-flight token i
+    sees = tl.load(SEES + mine, mask=real, other=1)         # bit i: sees entry seen + i
     base = slot * slot_stride + h * head_stride
     peak = tl.full([ROWS], float("-inf"), ACC)
     total = tl.zeros([ROWS], ACC)
@@ -53,8 +54,8 @@ def _attend_pieces(Q, K, V, OUT, LSE, PIECES, SEES, scale, q_head, q_token, slot
         held = at < stop
         k = tl.load(K + base + at[None] * DIM + dims[:, None], mask=held[None] & inside[:, None], other=0.0)
         scores = tl.dot(q, k, input_precision="ieee", out_dtype=ACC) * scale
-        flying = tl.maximum(at - prefix, 0).to(tl.int64)
-        visible = held[None] & ((at < prefix)[None] | (((sees[:, None] >> flying[None]) & 1) == 1))
+        flying = tl.maximum(at - seen, 0).to(tl.int64)
+        visible = held[None] & ((at < seen)[None] | (((sees[:, None] >> flying[None]) & 1) == 1))
         scores = tl.where(visible, scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, 1))
         base_peak = tl.where(new_peak == float("-inf"), 0.0, new_peak)      # nothing seen yet: exp(-inf - 0) = 0
@@ -101,7 +102,7 @@ def _merge_pieces(PARTS, LSE, OUT, TOKENS, KV: tl.constexpr, GROUP: tl.constexpr
 class KernelStep(TorchStep):
     """A step whose pools run in the two kernels; what the plan leaves alone runs as in :class:`TorchStep`.
 
-    Needs Triton, on a CUDA device or in its interpreter, and at most 63 in-flight tokens for a request in a pool.
+    Needs Triton, on a CUDA device or in its interpreter, and at most 63 tokens behind what all see for a request in a pool.
     """
 
     def __init__(self, made: Plan, batch: "RaggedBatch", cache: "SlotCache", heads: Heads,
@@ -116,11 +117,12 @@ class KernelStep(TorchStep):
             for piece in pool.pieces:
                 b = piece.request
                 if not tokens or tokens[-1][0] != batch.starts[b] + batch.counts[b] - 1:    # its first piece
-                    bits = among(batch, b).astype(np.int64) << np.arange(batch.counts[b])
+                    visible = among(batch, b)
+                    bits = visible.astype(np.int64) << np.arange(visible.shape[1])
                     sees[batch.starts[b]:batch.starts[b] + batch.counts[b]] = bits.sum(1)
                     tokens += [[batch.starts[b] + t, t, len(pieces), 0] for t in range(batch.counts[b])]
                 pieces.append((batch.slots[b], piece.start, piece.stop, batch.starts[b], batch.counts[b],
-                               batch.prefix[b]))
+                               batch.seen[b]))
                 for entry in tokens[-batch.counts[b]:]:
                     entry[3] = len(pieces)
         # in 64 bits: a cache of many gigabytes has more numbers than 32 bits count. In one transfer to the device.

@@ -127,11 +127,11 @@ def _pack(pool: Pool, plan: Plan, batch: "RaggedBatch", heads: Heads, max_len: i
     visible = np.repeat(real[:, None], tall, 1)                                    # [R, tall, W]
     for r, piece in enumerate(pool.pieces):
         b = piece.request
-        prefix, count = batch.prefix[b], batch.counts[b]
-        first = max(piece.start, prefix)
+        seen, count = batch.seen[b], batch.counts[b]
+        first = max(piece.start, seen)
         if piece.stop > first:
             visible[r, :count, first - piece.start:piece.stop - piece.start] = \
-                among(batch, b)[:, first - prefix:piece.stop - prefix]
+                among(batch, b)[:, first - seen:piece.stop - seen]
     mask = np.where(visible, 0.0, -np.inf).astype(np.float64 if dtype == torch.float64 else np.float32)
     mask = _to(np.repeat(mask, heads.group, 1)[:, None], device).to(dtype)
     pieces_of = np.bincount(owner)
@@ -149,7 +149,7 @@ def _pack(pool: Pool, plan: Plan, batch: "RaggedBatch", heads: Heads, max_len: i
 
 
 def among(batch: "RaggedBatch", b: int) -> np.ndarray:
-    """Which in-flight tokens see which, bool ``[T, T]``."""
+    """What the in-flight tokens see behind the ``seen`` entries that all see, bool ``[T, S + T]``."""
     tree = batch.ancestors[b]
     return np.tri(batch.counts[b], dtype=bool) if tree is None else tree.cpu().numpy()
 

@@ -50,7 +50,9 @@ class Attention:
     def step(self, batch: "RaggedBatch") -> TorchStep:
         """The attention of one step over ``batch``, shared by all layers."""
         made = self.plan([p + c for p, c in zip(batch.prefix, batch.counts)], batch.counts)
-        return self.cls(made, batch, self.cache, self.heads, self.workspace)
+        # the kernels know at most 63 tokens that not everybody sees: a drafter's tree may be larger
+        wide = any(p + c - seen > 63 for p, c, seen in zip(batch.prefix, batch.counts, batch.seen) if seen < p)
+        return (TorchStep if wide else self.cls)(made, batch, self.cache, self.heads, self.workspace)
 
 
 def step_class(strategy: str, cache: "SlotCache") -> type[TorchStep]:

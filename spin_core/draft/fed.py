@@ -81,10 +81,13 @@ class FedDrafter(ModelDrafter):
         self.target = target
 
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
-        draft = super().propose(requests, [count if r.output_ids else 0 for r, count in zip(requests, counts)])
+        draft = super().propose(requests, [count if self.drafts_for(r) else 0 for r, count in zip(requests, counts)])
         for request in requests:
             self.runner.cache.truncate(request.slot, request.length)
         return draft
+
+    def drafts_for(self, request: Request) -> bool:
+        return bool(request.output_ids)
 
     def missing(self, request: Request) -> int:
         # before the first token the target may not have read the prompt yet: there is nothing to feed on
@@ -109,3 +112,7 @@ class FedDrafter(ModelDrafter):
             else:
                 before.append(source[start - 1:start - 1 + count])
         return {"states": torch.cat([b.to(self.runner.device) for b in before])[None]}
+
+    def _feed_nodes(self, slots: list[int], parents: list[list[int]]) -> dict[str, Tensor]:
+        """The drafter's own states at the parents: all of a tree is drafted."""
+        return {"states": torch.cat([self.runner.states[slot, entries] for slot, entries in zip(slots, parents)])[None]}

@@ -119,6 +119,14 @@ class ModelDrafter(Drafter):
         """What the model reads besides the next ``counts[b]`` tokens of each slot: nothing."""
         return {}
 
+    def _feed_nodes(self, slots: list[int], parents: list[list[int]]) -> dict[str, Tensor]:
+        """The same for nodes of a tree, whose parents are in the cache entries ``parents[b]``."""
+        return {}
+
+    def drafts_for(self, request: Request) -> bool:
+        """Is it able to draft for that request now?"""
+        return True
+
     def _draw(self, requests: list[Request], logits: Tensor, step: int) -> tuple[Tensor, Tensor | None]:
         """One token per row: columns of the draft vocabulary ``[A]``, and q ``[A, Vd]`` if any row samples."""
         if all(r.params.greedy for r in requests):

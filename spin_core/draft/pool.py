@@ -1,4 +1,4 @@
-"""Drafters by name: those of a family, prompt lookup, no speculation, and compositions of them."""
+"""Drafters by name: those of a family, prompt lookup, no speculation, compositions of them, and trees."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from spin_core.draft.model import ModelDrafter
 from spin_core.draft.ngram import NgramDrafter
 from spin_core.draft.selfdraft import SelfDrafter
 from spin_core.draft.table import DraftTable, TableDrafter
+from spin_core.draft.trees import PREFIX, TreeDrafter, parse_name
 from spin_core.runtime import ModelRunner
 from spin_core.runtime.ring import Window
 from spin_core.zoo.family import DraftModel
@@ -21,7 +22,8 @@ COMPOSED_NGRAM = (4, 3)     # a composition trusts lookup from so many repeated 
 def names(family) -> list[str]:
     """Every plain name. "FIRST+REST" composes: FIRST is "ngram" or a table, REST any name, itself composed or not.
     "sparse:NAME" or "sparse:NAME:WINDOW" drafts with a sparse cache: NAME is a model of the family or "target", WINDOW a
-    number of tokens or a share of the text such as 1/8 (:mod:`spin_core.runtime.ring`)."""
+    number of tokens or a share of the text such as 1/8 (:mod:`spin_core.runtime.ring`).
+    "tree:..." drafts trees (:mod:`spin_core.draft.trees`)."""
     return [*family.drafters, "ngram", "none"]
 
 
@@ -45,7 +47,15 @@ def build(name: str, family, slots: int, max_len: int, target: ModelRunner) -> D
         return FedDrafter(source, *size, target) if is_fed(source) else ModelDrafter(source, *size)
     if name.startswith("sparse:"):
         return _sparse(name, family, *size, target)
+    if name.startswith(PREFIX):
+        members, shape, drawing, budget = parse_name(name)
+        # instances of its own, as below
+        return TreeDrafter([build(member, family, slots, max_len, target) for member in members], shape, drawing, budget,
+                           max_len=max_len, vocab_size=family.vocab_size)
     first, plus, rest = name.partition("+")
+    if plus and rest.startswith(PREFIX):
+        raise ValueError(f"{name!r}: a composition is of chains; what {first} finds can be merged into the tree, as one "
+                         f"of its members")
     if plus and (first == "ngram" or isinstance(family.drafters.get(first), DraftTable)):
         # instances of its own: a composition shares no state with drafters that serve under their own names
         lookup = NgramDrafter(*COMPOSED_NGRAM) if first == "ngram" else build(first, family, slots, max_len, target)

@@ -16,9 +16,10 @@ class RaggedBatch:
     request; ``prefix [B]``, how many tokens of each request the cache already holds. In-flight token i of a
     request is stored in cache entry ``prefix + i``.
 
-    ``ancestors[b]`` is None for a chain (token i sees the prefix and tokens 0..i) or a bool ``[T, T]`` whose
-    row i marks the in-flight tokens that i sees, itself included: a token tree. Its position is then
-    prefix + depth, which differs from its cache entry.
+    ``ancestors[b]`` is None for a chain (token i sees the prefix and tokens 0..i) or a bool ``[T, S + T]`` whose
+    row i marks which of the last S tokens of the prefix and of the in-flight ones i sees, itself included: a token
+    tree, of which S nodes are in the cache already. The first ``seen[b]`` = prefix - S entries are seen by all. A
+    node's position is seen + depth, which differs from its cache entry.
     """
 
     tokens: Tensor
@@ -28,6 +29,7 @@ class RaggedBatch:
     prefix: list[int]
     ancestors: list[Tensor | None]
     starts: list[int] = field(init=False)
+    seen: list[int] = field(init=False)
     slot_of: Tensor = field(init=False)    # [N] slot of every token
     entry_of: Tensor = field(init=False)   # [N] cache entry of every token
 
@@ -38,6 +40,8 @@ class RaggedBatch:
             total += count
         if total != len(self.tokens):
             raise ValueError(f"the requests' counts add up to {total}, but there are {len(self.tokens)} tokens")
+        self.seen = [p if tree is None else p + count - tree.shape[1]
+                     for p, count, tree in zip(self.prefix, self.counts, self.ancestors)]
         device = self.tokens.device
         self.slot_of = torch.tensor([s for s, c in zip(self.slots, self.counts) for _ in range(c)], device=device)
         self.entry_of = torch.tensor([p + i for p, c in zip(self.prefix, self.counts) for i in range(c)],
@@ -46,21 +50,21 @@ class RaggedBatch:
     @staticmethod
     def build(tokens: Tensor, slots: list[int], counts: list[int], prefix: list[int],
               ancestors: list[Tensor | None] | None = None) -> "RaggedBatch":
-        """Derive the positions: a chain counts on from its prefix, a tree node sits at prefix + depth."""
+        """Derive the positions: a chain counts on from its prefix, a tree node sits behind its ancestors."""
         ancestors = ancestors or [None] * len(slots)
         positions = []
         for start, count, mask in zip(prefix, counts, ancestors):
             if mask is None:
                 positions.extend(range(start, start + count))
             else:
-                positions.extend((start + mask.sum(1) - 1).tolist())
+                positions.extend((start + count - mask.shape[1] + mask.sum(1) - 1).tolist())
         return RaggedBatch(tokens, torch.tensor(positions, device=tokens.device), slots, counts, prefix, ancestors)
 
     def masks(self) -> list[Tensor | None]:
         """Per request a bool ``[T, prefix + T]``, True where a query sees a key; None where a plain causal or
         full attention does the same without a mask (a first chunk of a chain, or a single token)."""
         device, out = self.tokens.device, []
-        for count, start, tree in zip(self.counts, self.prefix, self.ancestors):
+        for count, start, tree in zip(self.counts, self.seen, self.ancestors):
             if tree is None and (count == 1 or start == 0):
                 out.append(None)
                 continue

@@ -12,6 +12,7 @@ from spin_core.decompose.strategies import Attention
 from spin_core.runtime.attention import Ragged, attach
 from spin_core.runtime.batch import RaggedBatch
 from spin_core.runtime.cache import SlotCache
+from spin_core.runtime.compact import compact
 from spin_core.runtime.linear import pack_linears
 from spin_core.runtime.ring import RingAttention, RingCache, Window
 from spin_core.runtime.tensor_parallel import local_heads
@@ -86,6 +87,10 @@ class ModelRunner:
         for slot, count in zip(slots, counts):
             self.cache.lengths[slot] += count
         return logits[:, :self.vocab_size]
+
+    def keep(self, slots: list[int], bases: list[int], paths: list[list[int]]) -> None:
+        """Of the trees read last, behind ``bases[b]`` tokens of each slot, let the nodes ``paths[b]`` be the text."""
+        compact(self.cache, slots, bases, paths, self.states)
 
     def _keep_states(self, body, args, kwargs, output) -> None:
         batch = kwargs["ragged"].batch

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from spin_core.draft.base import Draft
+from spin_core.draft.tree import Tree
 from spin_core.sampling import SamplingBatch
 from spin_core.verify import chain
 from spin_core.verify.chain import Verdict
 from spin_core.verify.progress import Progress
-from spin_core.verify.tree import Tree, TreeVerdict, verify_tree
+from spin_core.verify.tree import TreeVerdict, verify_tree
 
 __all__ = ["Progress", "Tree", "TreeVerdict", "Verdict", "verify_chain", "verify_tree"]
 

@@ -14,6 +14,7 @@ from spin_core.lessons.verify_rules import BIASED, COUNT, LOSSLESS, Q, measure
 from spin_core.randomness import DRAFT, race
 from spin_core.request import SamplingParams
 from spin_core.sampling import SamplingBatch
+from spin_core.draft.tree import Proposal
 from spin_core.verify import Tree, verify_chain, verify_tree
 
 # what the biased rules do to the law
@@ -65,8 +66,8 @@ def test_what_cannot_be_lossless_is_refused():
         tree([-1, -1], [1, 2], law, "top_k", [0, 0])
     with pytest.raises(ValueError, match="equal siblings cannot have been drawn without_replacement"):
         tree([-1, 0, 0], [1, 2, 2], law, "without_replacement", [0, 0, 0])
-    with pytest.raises(ValueError, match="siblings drawn without_replacement share one law"):
-        tree([-1, -1], [1, 2], law.repeat(2, 1), "without_replacement", [0, 1])
+    with pytest.raises(ValueError, match="every node has a proposal"):
+        Tree(torch.tensor([1, 2]), torch.tensor([0, 2]), way="top_k", proposals=[[Proposal(0, -1)]])
     for parents in ([0], [-1, 2, 0], [-2]):
         with pytest.raises(ValueError, match="request 0: a parent is -1 or a node before its child"):
             tree(parents, [1] * len(parents))

@@ -1,0 +1,142 @@
+"""Token trees: several proposals for every position, and what the verifier has to know about how they were drawn.
+
+The way siblings are drawn decides the q they may be tested with (:mod:`spin_core.verify.tree`):
+
+``independent``          each child from its own q, whatever its siblings are. They may come from different drafters.
+``without_replacement``  one after the other from one q, each time without the ones already drawn: the i-th child has
+                         the law q without its elder siblings, normalised (Sequoia, arXiv 2402.12374). Several drafters
+                         may each draw so; only elder siblings from the same q are left out of it.
+``top_k``                the likeliest ones, or anything else that is a function of the past: one-hot, whatever scores
+                         led to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from spin_core.draft.base import Draft
+
+WAYS = ("independent", "without_replacement", "top_k")
+_BIASED = {
+    "deduplicated": "merging equal siblings that were drawn independently changes the law of the ones that are left. "
+                    "Keep them as separate proposals (independent), or draw without_replacement",
+}
+
+
+class Proposal(NamedTuple):
+    """One drafter's drawing of one node: the ``node`` (its place in its request), the ``row`` of ``Tree.probs`` that
+    is the law at its parent it was drawn from (-1: one-hot), and which of ``Tree.drafters`` drew it."""
+
+    node: int
+    row: int
+    drafter: int = 0
+
+
+def check_way(way: str) -> None:
+    """Raise ValueError for a way of drawing children that no test makes lossless."""
+    if way not in WAYS:
+        raise ValueError(f"children drawn {way!r} cannot be verified: "
+                         f"{_BIASED.get(way, f'known ways are ' + ', '.join(WAYS))}")
+
+
+@dataclass
+class Tree(Draft):
+    """Token trees for B requests: a :class:`Draft` in which request b's nodes ``cu[b]:cu[b+1]`` form a tree.
+
+    ``parents [N]`` int64, the parent's place among the nodes of its request, or -1 for a child of the committed text;
+    parents come before their children. ``way``, one of :data:`WAYS`, says how siblings were drawn.
+    ``prob_row [N]`` names the law at the *parent* that the node was drawn from; -1 is one-hot, allowed in every way:
+    a drawn token treated as one-hot costs acceptance but not the law.
+
+    ``proposals``: per request, in the order they are tested in, who proposed which node and from which law. A node may
+    be proposed more than once, by several drafters or by one that drew it again: the target reads it once, and each
+    proposal is tested. None: every node once, in the order of the nodes. ``drafters`` are names, for a reader.
+
+    Raises ValueError for a way of drawing that no test makes lossless, and for trees that contradict their way.
+    """
+
+    parents: Tensor | None = None
+    way: str = "independent"
+    proposals: list[list[Proposal]] | None = None
+    drafters: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_way(self.way)
+        if self.parents is None:        # chains
+            self.parents = torch.cat([torch.arange(n) - 1 for n in [0, *self.counts.tolist()]]).to(self.tokens)
+        if self.proposals is None:
+            rows = self.prob_row.split(self.counts.tolist())
+            self.proposals = [[Proposal(*drawn) for drawn in enumerate(part.tolist())] for part in rows]
+        for b, (parents, tokens, proposals) in enumerate(self.requests()):
+            if any(not -1 <= parent < node for node, parent in enumerate(parents)):
+                raise ValueError(f"request {b}: a parent is -1 or a node before its child, got parents {parents}")
+            if {p.node for p in proposals} != set(range(len(parents))):
+                raise ValueError(f"request {b}: every node has a proposal, and no other has one")
+            if self.way == "top_k" and any(p.row >= 0 for p in proposals):
+                raise ValueError(f"request {b}: top_k children are no draw from their scores, so testing them with "
+                                 "these is biased; their q is one-hot (prob_row -1)")
+            if self.way == "without_replacement":
+                drawn = [(parents[p.node], tokens[p.node], p.row) for p in proposals if p.row >= 0]
+                if len(set(drawn)) < len(drawn):
+                    raise ValueError(f"request {b}: equal siblings cannot have been drawn without_replacement")
+
+    def requests(self) -> Iterator[tuple[list[int], list[int], list[Proposal]]]:
+        """Parents, tokens and proposals of each request."""
+        columns = self.parents.tolist(), self.tokens.tolist()
+        for start, end, proposals in zip(self.cu.tolist(), self.cu[1:].tolist(), self.proposals):
+            yield columns[0][start:end], columns[1][start:end], proposals
+
+    def law(self, token: int, row: int, vocab: int) -> Tensor:
+        """``[vocab]``: the law that a proposal of ``token`` was drawn from, before its siblings are considered."""
+        if row < 0:
+            return torch.nn.functional.one_hot(torch.tensor(token, device=self.tokens.device), vocab).float()
+        if self.ids is None:
+            return self.probs[row]
+        return self.probs.new_zeros(vocab).index_copy_(0, self.ids, self.probs[row])
+
+    def ancestors(self, b: int, read: int = 0) -> Tensor:
+        """Which in-flight tokens of request b see which, bool ``[read + n, read + n]``: ``read`` tokens of its text
+        that the target has not read yet, a chain, and behind them the n nodes, which see these, their ancestors and
+        themselves."""
+        parents = self.parents[int(self.cu[b]):int(self.cu[b + 1])].tolist()
+        return ancestor_mask(parents, read)
+
+    def tell(self, paths: list[list[int]]) -> list[dict]:
+        """What a trace remembers of each tree: ``parents``, the accepted ``path`` (of ``paths [B]``, -1 is padding),
+        and per node the names of the ``drafters`` that proposed it."""
+        told = []
+        for (parents, _, proposals), path in zip(self.requests(), paths):
+            who = [list(dict.fromkeys(self.drafters[p.drafter] for p in proposals if p.node == node))
+                   if self.drafters else [] for node in range(len(parents))]
+            told.append({"parents": parents, "path": [node for node in path if node >= 0], "drafters": who})
+        return told
+
+    def to(self, device: torch.device | str) -> "Tree":
+        parts = super().to(device)
+        return Tree(parts.tokens, parts.cu, parts.probs, parts.prob_row, parts.ids, self.parents.to(device), self.way,
+                    self.proposals, self.drafters)
+
+
+def ancestor_mask(parents: list[int], read: int = 0) -> Tensor:
+    """bool ``[read + n, read + n]``: a chain of ``read`` tokens, and n nodes behind it."""
+    mask = torch.ones(read + len(parents), read + len(parents), dtype=torch.bool).tril_()
+    mask[read:, read:] = False
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            mask[read + node] = mask[read + parent]
+        mask[read + node, read + node] = True
+    return mask
+
+
+def depths(parents: list[int]) -> list[int]:
+    """Of each node: how many nodes are above it."""
+    out: list[int] = []
+    for parent in parents:
+        out.append(1 + out[parent] if parent >= 0 else 0)
+    return out

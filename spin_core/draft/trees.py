@@ -1,0 +1,173 @@
+"""Token trees by name: which drafters, which shape, how children are drawn; and the union of several drafters' trees.
+
+    tree:NAMES:SHAPE[:DRAWING][:BUDGET]         tree:pruned-4L-8k:2,2,1    tree:ngram,fed-1L-8k:1,1,3:independent:24
+
+NAMES are drafters of the pool, comma-separated. SHAPE is read by :func:`spin_core.draft.shape.parse`, and what a
+request drafts (its gamma) bounds the depth. DRAWING, for sampling requests, is one of :data:`spin_core.draft.grow.DRAWINGS`;
+"without_replacement" if it is left out. BUDGET bounds the nodes of a tree, all drafters together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from spin_core.draft.base import CaughtUp, Drafter, never
+from spin_core.draft.grow import DRAWINGS, PLACES, Grown, grow, look_up
+from spin_core.draft.model import ModelDrafter
+from spin_core.draft.shape import LARGEST, Shape, parse
+from spin_core.draft.tree import Proposal, Tree, check_way, depths
+from spin_core.request import Request
+
+PREFIX = "tree:"
+
+
+class TreeDrafter(Drafter):
+    """Proposes token trees grown by ``members``, model drafters and lookups, each in the given ``shape``; equal paths
+    are one (the union of the tries), and every node knows who proposed it.
+
+    ``budget``: nodes of a tree at most. ``max_len``: room of a request in the target's cache; a tree that would not
+    fit is cut. Lookups propose one chain as deep as the shape. What trees hold while they are verified comes on top
+    of the engine's ``kv_tokens``. Drafts are :class:`Tree`. Raises ValueError for members, drawings and budgets that
+    cannot be.
+    """
+
+    max_context = 2**31
+
+    def __init__(self, members: list[Drafter], shape: Shape, drawing: str = "without_replacement",
+                 budget: int = LARGEST, *, max_len: int, vocab_size: int) -> None:
+        if drawing not in DRAWINGS:
+            check_way(drawing)          # says why, where it is a known mistake
+        wrong = [m.name for m in members if not (isinstance(m, ModelDrafter) or m.quick)]
+        if wrong or not members:
+            raise ValueError(f"a tree is grown by model drafters and lookups, not by {', '.join(wrong) or 'nobody'}")
+        widest = max((shape.levels.count(level) for level in set(shape.levels)), default=0)
+        if budget < 1 or widest * len(members) > PLACES:
+            raise ValueError(f"a tree has a budget of at least one node and levels of at most {PLACES} nodes; got "
+                             f"{budget} and {widest * len(members)}")
+        self.members, self.shape, self.drawing, self.budget = members, shape, drawing, budget
+        self.name = PREFIX + ":".join([",".join(m.name for m in members), str(shape), drawing,
+                                       *([str(budget)] if budget < LARGEST else [])])
+        self.max_len, self.vocab_size, self.widest = max_len, vocab_size, widest
+        self.quick = all(m.quick for m in members)
+        self.reads_along = min((m.reads_along for m in members if not m.quick), default=self.reads_along)
+
+    def propose(self, requests: list[Request], counts: list[int]) -> Tree:
+        """Trees at most ``counts[b]`` deep behind each request's committed text."""
+        room = [min(self.budget, self.max_len - r.length) for r in requests]
+        parts, laws = [], []
+        for i, member in enumerate(self.members):
+            if isinstance(member, ModelDrafter):
+                shapes = [self.shape.cut(count if member.drafts_for(r) else 0, min(nodes, member.max_context - r.length))
+                          for r, count, nodes in zip(requests, counts, room)]
+                grown, law = grow(member, requests, shapes, self.drawing, i * self.widest)
+                for request in requests:        # what it drafted it reads again where it was accepted
+                    member.rollback(request.slot, request.length)
+            else:
+                grown, law = look_up(member, requests, [min(count, self.shape.depth) for count in counts]), None
+            parts.append(grown)
+            laws.append(law)
+        probs, first, ids = _together(laws, [getattr(m, "ids", None) for m in self.members], self.vocab_size)
+        way = "independent" if self.drawing == "naive" else self.drawing
+        merged = [merge([part[b] for part in parts], first, room[b]) for b in range(len(requests))]
+        return _pack(merged, probs, ids, way, tuple(m.name for m in self.members), self._device)
+
+    @property
+    def _device(self) -> torch.device:
+        return next((m.runner.device for m in self.members if isinstance(m, ModelDrafter)), torch.device("cpu"))
+
+    def rollback(self, slot: int, length: int) -> None:
+        for member in self.members:
+            member.rollback(slot, length)
+
+    def available(self, request: Request, most: int) -> int:
+        return max(m.available(request, min(most, self.shape.depth)) for m in self.members)
+
+    def missing(self, request: Request) -> int:
+        return max(m.missing(request) for m in self.members)
+
+    def catch_up(self, requests: list[Request], stopped: Callable[[], bool] = never) -> list[CaughtUp]:
+        """All members read. What they would have proposed is not told: a tree's first guess is not all it has."""
+        read = [m.catch_up(requests, stopped) for m in self.members]
+        return [CaughtUp(max(found.tokens for found in each)) for each in zip(*read)]
+
+
+def merge(parts: list[Grown], first: list[int], budget: int) -> tuple[list[int], list[int], list[Proposal]]:
+    """The union of one request's trees: tokens, parents and proposals. ``first``: the row at which each part's laws
+    begin.
+
+    Level by level, in each the parts in turn, until ``budget`` nodes are there. Whether another proposal is let in
+    is settled before its token is looked at: leaving out what is already there, or what looks poor, would change the
+    law of the rest.
+    """
+    tokens: list[int] = []
+    parents: list[int] = []
+    proposals: list[Proposal] = []
+    known: dict[tuple[int, int], int] = {}                  # (parent, token) -> node
+    spot: list[dict[int, int]] = [{-1: -1} for _ in parts]  # node of a part -> node of the union
+    certain: set[int] = set()                               # nodes with a one-hot proposal: another would be idle
+    levels = [depths(part.parents) for part in parts]
+    for level in range(max((1 + max(ds) for ds in levels if ds), default=0)):
+        for who, part in enumerate(parts):
+            for node, row in part.proposals:
+                parent = spot[who].get(part.parents[node])
+                if levels[who][node] != level or parent is None:
+                    continue
+                if len(tokens) >= budget:
+                    return tokens, parents, proposals
+                key = parent, part.tokens[node]
+                if key not in known:
+                    known[key] = len(tokens)
+                    tokens.append(key[1])
+                    parents.append(parent)
+                at = spot[who][node] = known[key]
+                if row >= 0 or at not in certain:
+                    proposals.append(Proposal(at, row + first[who] if row >= 0 else -1, who))
+                if row < 0:
+                    certain.add(at)
+    return tokens, parents, proposals
+
+
+def _together(laws: list[Tensor | None], ids: list[Tensor | None], vocab_size: int
+              ) -> tuple[Tensor | None, list[int], Tensor | None]:
+    """All members' laws in one table, the row at which each one's begin, and the ids of its columns."""
+    there = [i for i, law in enumerate(laws) if law is not None]
+    first = [sum(len(laws[j]) for j in there if j < i) for i in range(len(laws))]
+    if not there:
+        return None, first, None
+    one = ids[there[0]]
+    if all(ids[i] is one or ids[i] is not None and one is not None and torch.equal(ids[i], one) for i in there):
+        return torch.cat([laws[i] for i in there]), first, one
+    whole = [laws[i] if ids[i] is None else
+             laws[i].new_zeros(len(laws[i]), vocab_size).index_copy_(1, ids[i], laws[i]) for i in there]
+    return torch.cat([law[:, :vocab_size] for law in whole]), first, None
+
+
+def _pack(merged: list[tuple[list[int], list[int], list[Proposal]]], probs: Tensor | None, ids: Tensor | None, way: str,
+          names: tuple[str, ...], device: torch.device) -> Tree:
+    """Request by request, as the verifier wants it."""
+    def flat(rows: list[list[int]]) -> Tensor:
+        return torch.tensor([x for row in rows for x in row], dtype=torch.int64, device=device)
+
+    first_rows = []
+    for tokens, _, proposals in merged:
+        rows = dict(reversed([(p.node, p.row) for p in proposals]))
+        first_rows.append([rows[node] for node in range(len(tokens))])
+    cu = torch.tensor([0] + [len(tokens) for tokens, _, _ in merged], device=device).cumsum(0)
+    return Tree(flat([tokens for tokens, _, _ in merged]), cu, probs, flat(first_rows), ids,
+                flat([parents for _, parents, _ in merged]), way, [proposals for _, _, proposals in merged], names)
+
+
+def parse_name(name: str) -> tuple[list[str], Shape, str, int]:
+    """Members' names, shape, drawing and budget of a tree's name. Raises ValueError for names that are none."""
+    fields = name.removeprefix(PREFIX).split(":")
+    if len(fields) < 2 or not all(fields):
+        raise ValueError(f"{name!r} is no tree: write tree:NAMES:SHAPE[:DRAWING][:BUDGET], such as tree:ngram:2,1")
+    names, shape, *rest = fields
+    budget = int(rest.pop()) if rest and rest[-1].isdigit() else LARGEST
+    drawing = rest.pop(0) if rest else "without_replacement"
+    if rest:
+        raise ValueError(f"{name!r} has fields too many: {':'.join(rest)}")
+    return names.split(","), parse(shape), drawing, budget
