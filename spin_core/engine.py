@@ -95,7 +95,8 @@ class Engine:
 
     ``drafter`` is who drafts for a request unless it is submitted with a drafter of its own. Names are those of the
     family's drafters, "ngram" (prompt lookup), "none" (plain decoding), and compositions such as "ngram+NAME": what
-    lookup (or a table) finds, else what the other drafts. ``gamma``: drafted tokens per step, 4 by default.
+    lookup (or a table) finds, else what the other drafts; "tree:..." drafts token trees (:mod:`spin_core.draft.trees`).
+    ``gamma``: drafted tokens per step, 4 by default; of a tree its depth at most, by default all of it.
 
     With a ``selector`` (a policy's name, or a :class:`spin_core.select.Selector`) it is chosen anew in every step who
     drafts for a request and how much, except for requests submitted with a drafter of their own. For a policy's name
@@ -148,7 +149,7 @@ class Engine:
         self.drafters: dict[str, Drafter] = {"none": NullDrafter()}     # built when first used
         self.retired: dict[str, Exception] = {}
         self.drafter = drafter                                          # None: the selector chooses
-        self.gamma = DEFAULT_GAMMA if gamma is None else gamma
+        self.gamma = gamma                                              # None: as many as suits the drafter
         self.queue: deque[Request] = deque()
         self.running: list[Request] = []
         self.free_slots = list(range(max_batch))[::-1]
@@ -178,8 +179,9 @@ class Engine:
             request = Request([], params)
         else:
             name = drafter if drafter is not None else self.drafter
-            self.drafter_called(name)
-            request = Request([], params, name, self.gamma if gamma is None else gamma, pinned=drafter is not None)
+            suits = self.drafter_called(name).gamma or DEFAULT_GAMMA
+            number = next(n for n in (gamma, self.gamma, suits) if n is not None)
+            request = Request([], params, name, number, pinned=drafter is not None)
         self.trace.add("submit", request.id)
         try:
             request.prompt_ids = self._encode(prompt)

@@ -185,7 +185,7 @@ class Selection:
                 share = len(event.drafted) / drafted[event.drafter] if drafted[event.drafter] else \
                     1 / members[event.drafter]
                 if not request.pinned:
-                    outcomes.append(Outcome(request.id, event.drafter, len(event.drafted), event.accepted,
+                    outcomes.append(Outcome(request.id, event.drafter, event.reach, event.accepted,
                                             len(event.emitted), share * event.draft_seconds, verify_seconds, rows,
                                             event.target_seconds, failed))
             self._ask("observe", lambda: self.selector.observe(outcomes))

@@ -30,7 +30,7 @@ class Event:
     ``step_seconds`` run from its launch to its end, the time it waited for the stages included.
 
     Where a tree was drafted, ``drafted`` holds its nodes, and ``tree`` their ``parents`` (-1: the committed text), the
-    accepted ``path`` and, per node, the ``drafters`` that proposed it.
+    accepted ``path``, per node the ``drafters`` that proposed it, and its depth, ``reach``.
 
     A "catch_up" event tells that ``drafter`` has read ``catch_up_tokens`` of a request's text without drafting for
     it; ``catch_up_seconds`` is this request's share of that pass, which may have run beside other work.
@@ -60,6 +60,11 @@ class Event:
     reason: str | None = None
     tree: dict | None = None
     laws: dict | None = field(default=None, repr=False)
+
+    @property
+    def reach(self) -> int:
+        """How many tokens might have been accepted: the drafted ones, or the depth of the tree."""
+        return self.tree["reach"] if self.tree else len(self.drafted)
 
 
 class Trace:

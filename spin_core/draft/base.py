@@ -92,6 +92,7 @@ class Drafter(ABC):
     name: str
     max_context: int
     reads_along: int = 16       # missing tokens that make a ``propose`` hardly dearer: no need to catch up first
+    gamma: int | None = None    # drafted tokens per step where nobody asks for another number; None: the engine's default
     quick: bool = False         # it looks up: reading and drafting cost next to nothing
 
     @abstractmethod

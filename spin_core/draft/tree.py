@@ -109,12 +109,13 @@ class Tree(Draft):
 
     def tell(self, paths: list[list[int]]) -> list[dict]:
         """What a trace remembers of each tree: ``parents``, the accepted ``path`` (of ``paths [B]``, -1 is padding),
-        and per node the names of the ``drafters`` that proposed it."""
+        per node the names of the ``drafters`` that proposed it, and ``reach``, its depth."""
         told = []
         for (parents, _, proposals), path in zip(self.requests(), paths):
             who = [list(dict.fromkeys(self.drafters[p.drafter] for p in proposals if p.node == node))
                    if self.drafters else [] for node in range(len(parents))]
-            told.append({"parents": parents, "path": [node for node in path if node >= 0], "drafters": who})
+            told.append({"parents": parents, "path": [node for node in path if node >= 0], "drafters": who,
+                         "reach": 1 + max(depths(parents), default=-1)})
         return told
 
     def to(self, device: torch.device | str) -> "Tree":

@@ -51,6 +51,7 @@ class TreeDrafter(Drafter):
         self.name = PREFIX + ":".join([",".join(m.name for m in members), str(shape), drawing,
                                        *([str(budget)] if budget < LARGEST else [])])
         self.max_len, self.vocab_size, self.widest = max_len, vocab_size, widest
+        self.gamma = shape.depth
         self.quick = all(m.quick for m in members)
         self.reads_along = min((m.reads_along for m in members if not m.quick), default=self.reads_along)
 
