@@ -40,9 +40,11 @@ class TreeDrafter(Drafter):
                  budget: int = LARGEST, *, max_len: int, vocab_size: int) -> None:
         if drawing not in DRAWINGS:
             check_way(drawing)          # says why, where it is a known mistake
-        wrong = [m.name for m in members if not (isinstance(m, ModelDrafter) or m.quick)]
+        wrong = [m.name for m in members if not (isinstance(m, ModelDrafter) or m.quick) or
+                 isinstance(m, ModelDrafter) and m.runner.window]
         if wrong or not members:
-            raise ValueError(f"a tree is grown by model drafters and lookups, not by {', '.join(wrong) or 'nobody'}")
+            raise ValueError("a tree is grown by model drafters that see all of their text, and lookups; not by "
+                             f"{', '.join(wrong) or 'nobody'}")
         widest = max((shape.levels.count(level) for level in set(shape.levels)), default=0)
         if budget < 1 or widest * len(members) > PLACES:
             raise ValueError(f"a tree has a budget of at least one node and levels of at most {PLACES} nodes; got "
