@@ -84,9 +84,9 @@ def test_the_enumeration_is_a_law_and_the_filter_filters():
 @pytest.mark.parametrize("drafter, gamma, params, count", [
     ("other", 2, PLAIN, 20_000), ("subset", 2, FILTERED, 20_000), ("ngram", 2, PLAIN, 8_000),
     ("near", 1, FILTERED, 8_000), ("none", 0, PLAIN, 8_000), ("sparse:near:3", 2, PLAIN, 4_000),
-    ("sparse:target:4", 2, FILTERED, 4_000)],
+    ("sparse:target:4", 2, FILTERED, 4_000), ("vote:other,near,ngram", 2, PLAIN, 4_000)],
     ids=["another model", "subset vocabulary, top-p", "prompt lookup", "near model, top-p", "plain", "sparse cache",
-         "self-speculation, top-p"])
+         "self-speculation, top-p", "vote"])
 def test_the_engines_texts_follow_the_targets_law(drafter, gamma, params, count):
     assert p_value(texts(drafter, gamma, params, count), law(params)) > 1e-3
 

@@ -18,7 +18,7 @@ from types import ModuleType
 from spin_core import provenance
 
 NAMES = ("peers", "products", "equality", "verify", "verify-attention", "drafters", "select", "select-live", "simulate",
-         "pipeline", "gpu")
+         "pipeline", "spire", "gpu")
 
 _COMPARE = {">=": operator.ge, "<=": operator.le}
 

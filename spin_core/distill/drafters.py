@@ -55,13 +55,18 @@ LADDER = {
 }
 
 
+def rung_name(rung: str) -> str:
+    """The drafter's name of a rung of the ladder."""
+    return "spire" if rung == "SPIRe" else f"spire-{rung.replace(' ', '-')}"
+
+
 RECIPES = {
     "pruned-1L-4k": Recipe(1, 4096, 1.5e-3),
     "pruned-2L-8k": Recipe(2, 8192, 1e-3),
     "pruned-4L-8k": Recipe(4, 8192, 1e-3),
     "fed-1L-8k": Recipe(1, 8192, 6e-4, fed=True, depth=3),
     "fed-2L-8k": Recipe(2, 8192, 6e-4, fed=True, depth=3),
-    **{"spire" if rung == "SPIRe" else f"spire-{rung.replace(' ', '-')}": recipe for rung, recipe in LADDER.items()},
+    **{rung_name(rung): recipe for rung, recipe in LADDER.items()},
 }
 
 

@@ -12,6 +12,7 @@ from spin_core.draft.ngram import NgramDrafter
 from spin_core.draft.selfdraft import SelfDrafter
 from spin_core.draft.table import DraftTable, TableDrafter
 from spin_core.draft.trees import PREFIX, TreeDrafter, parse_name
+from spin_core.draft.vote import VoteDrafter
 from spin_core.runtime import ModelRunner
 from spin_core.runtime.ring import Window
 from spin_core.zoo.family import DraftModel
@@ -22,8 +23,9 @@ COMPOSED_NGRAM = (4, 3)     # a composition trusts lookup from so many repeated 
 def names(family) -> list[str]:
     """Every plain name. "FIRST+REST" composes: FIRST is "ngram" or a table, REST any name, itself composed or not.
     "sparse:NAME" or "sparse:NAME:WINDOW" drafts with a sparse cache: NAME is a model of the family or "target", WINDOW a
-    number of tokens or a share of the text such as 1/8 (:mod:`spin_core.runtime.ring`).
-    "tree:..." drafts trees (:mod:`spin_core.draft.trees`)."""
+    number of tokens or a share of the text such as 1/8 (:mod:`spin_core.runtime.ring`). "tree:..." drafts trees
+    (:mod:`spin_core.draft.trees`). "vote:A,B,..." has drafters vote; "vote" is a vote of all the family's and "ngram"
+    (:mod:`spin_core.draft.vote`)."""
     return [*family.drafters, "ngram", "none"]
 
 
@@ -52,6 +54,12 @@ def build(name: str, family, slots: int, max_len: int, target: ModelRunner) -> D
         # instances of its own, as below
         return TreeDrafter([build(member, family, slots, max_len, target) for member in members], shape, drawing, budget,
                            max_len=max_len, vocab_size=family.vocab_size)
+    if name == "vote" or name.startswith("vote:"):
+        members = name.removeprefix("vote:").split(",") if ":" in name else [*family.drafters, "ngram"]
+        if len(set(members)) < len(members) or any(m == "" or m.startswith(("vote", PREFIX)) for m in members):
+            raise ValueError(f"{name!r}: give drafters by name, each once, separated by commas")
+        # instances of their own, as in a composition
+        return VoteDrafter([build(member, family, slots, max_len, target) for member in members])
     first, plus, rest = name.partition("+")
     if plus and rest.startswith(PREFIX):
         raise ValueError(f"{name!r}: a composition is of chains; what {first} finds can be merged into the tree, as one "

@@ -9,6 +9,7 @@ from spin_core.select.exp3 import EXP3
 from spin_core.select.fixed import Fixed
 from spin_core.select.greedy import EpsilonGreedy, Greedy
 from spin_core.select.hedge import Hedge
+from spin_core.select.minions import Minions
 from spin_core.select.random import Random
 from spin_core.select.spin import Spin
 from spin_core.select.spin_full import SpinFull
@@ -18,7 +19,7 @@ from spin_core.select.ucb import UCB
 _POLICIES: dict[str, type[Selector]] = {
     "spin": Spin, "spin-full": SpinFull, "random": Random,
     "greedy": Greedy, "epsilon-greedy": EpsilonGreedy, "ucb": UCB, "exp3": EXP3,
-    "thompson": Thompson, "hedge": Hedge}
+    "thompson": Thompson, "hedge": Hedge, "minions": Minions}
 NAMES = (*_POLICIES, "fixed:ARM")
 
 

@@ -1,0 +1,65 @@
+"""Adaptive speculation length (Minions, arXiv 2402.15678): one drafter, and the length that pays now.
+
+A step in which b requests draft s tokens each takes t(b, s) seconds and brings b (1 + accepted(s)) tokens. Both are
+learned while serving, and every step takes the s of the most tokens per second. The paper minimises
+t_verify(b, s) / accepted(s); here drafting is part of the time, and the target's own token of the gain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy import ndarray
+
+from spin_core.select.base import NONE, Outcome, Seat
+from spin_core.select.costs import AffineCost
+from spin_core.select.fixed import Fixed
+from spin_core.select.survival import Survival
+
+LONGEST = 8
+
+
+class Minions(Fixed):
+    """``arm``, by default the first that votes ("vote:..."), else the first: everyone's, with an adaptive length.
+
+    ``gamma``: the longest drafts.
+    """
+
+    def __init__(self, arms: Sequence[str], arm: str | None = None, *, gamma=LONGEST, **options) -> None:
+        voting = [name for name in arms if name.startswith("vote")]
+        super().__init__(arms, arm or next(iter([*voting, *arms]), NONE), gamma=gamma, **options)
+        self.longest = int(self.gamma[self.index[self.arm]])
+        self.survival = Survival(1, max(1, self.longest), kappa=8.0, memory=500.0)
+        self.target, self.passes = AffineCost(), AffineCost()
+        # what a row more costs shows only where lengths differ: these first
+        self.tries = [n for n in (self.longest, 1, (self.longest + 1) // 2) if n]
+
+    def lengths(self, seats: Sequence[Seat], arms: ndarray) -> ndarray:
+        return np.where(arms == self.index[self.arm], self.best(len(seats)), 0)
+
+    def best(self, batch: int) -> int:
+        """The length of the most tokens per second."""
+        if self.tries or not self.longest:
+            return self.tries[0] if self.tries else 0
+        length = np.arange(1, self.longest + 1)
+        held = np.exp(-self.survival.hazard[0].cumsum()).cumsum()       # accepted(s), over all requests
+        seconds = self.target(batch * (1 + length)) + self.passes(length)
+        return int(length[((1 + held) / seconds).argmax()])
+
+    def learn(self, outcomes: Sequence[Outcome]) -> None:
+        self.target.learn(outcomes[0].rows, outcomes[0].target_seconds)
+        drafts = [o for o in outcomes if o.drafter == self.arm != NONE]
+        if drafts:
+            self.tries = self.tries[1:]
+            longest = max(o.drafted for o in drafts)
+            self.passes.learn(max(1, longest), sum(o.draft_seconds for o in drafts))
+            self.survival.draft([o.request for o in drafts], np.zeros(len(drafts), int),
+                                np.minimum([o.drafted for o in drafts], self.longest),
+                                np.minimum([o.accepted for o in drafts], self.longest))
+
+    def finish(self, request: int) -> None:
+        self.survival.close(request)
+
+    def describe(self) -> str:
+        return f"minions: {self.arm}, as long as it pays"
