@@ -62,15 +62,15 @@ def _round(draft: Stage, verify: Stage, count: int, refill: bool) -> float:
 
 
 def climb(decisions: Sequence) -> list:
-    """The decisions of the climb that measured most, from its start to its choice."""
+    """The decisions about the load under which most counts were measured, up to the one that knew them all."""
     climbs, current = [], []
     for decision in decisions:
-        if decision.why.startswith(("start", "the load")):
+        if decision.why in ("start with one", "another load"):
             current = []
         current.append(decision)
-        if decision.why in ("more is worse", "no more to try"):
-            climbs.append(current)
-    return max(climbs, key=lambda c: sum(c[-1].throughput.values()), default=list(decisions[-1:]))
+        if not decision.why.startswith("try"):
+            climbs.append(list(current))
+    return max(climbs, key=lambda c: (len(c[-1].throughput), sum(c[-1].throughput.values())), default=[])
 
 
 def check_finish(solution: Callable) -> Answer:

@@ -7,23 +7,26 @@ request sits in one group, and a group is drafted for anew only after its last v
 
 The steady state crosses the borders of rounds: while the last group of a round is verified, the first one's next
 draft is made.
+
+A single group is nobody's neighbour: its stages are called here and now, as without a pipeline.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spin_core.pipeline.executor import Executor, Flight, Sequential, StageTimeout, make_executor
+from spin_core.pipeline.executor import Executor, Flight, StageTimeout, make_executor
 from spin_core.pipeline.grouping import POLICIES, Item, heaviest, join, split
 from spin_core.pipeline.heuristic import Heuristic, Load
 from spin_core.request import Request
 from spin_core.trace import Event
 
 if TYPE_CHECKING:
-    from spin_core.engine import Engine
+    from spin_core.engine import Engine, _Verified
 
 UNBALANCED = 1.25       # regroup when the heaviest group is so many times heavier than it need be
 
@@ -59,7 +62,7 @@ class Pipeline:
             engine.trace.decisions = self.heuristic.decisions
         self.groups: list[list[Request]] = []
         self.aloft: deque[_Aloft] = deque()
-        self._alone, self._beside = Sequential(), None      # the executor that overlaps is made when first needed
+        self._beside: Executor | None = None                # made when first needed
         self._pace: dict[str, float] = {}                   # per drafter, seconds per drafted token
         self._round = _Round()
 
@@ -73,6 +76,10 @@ class Pipeline:
 
         Raises what a stage raised. The group's requests are then as they were before, and fly again with the next step.
         """
+        if not self.aloft:
+            self.engine._admit()
+            if min(self.count, len(self.engine.running)) <= 1:
+                return self._turn()
         self._launch()
         events = self._land() if self.aloft else []
         if len(self.groups) > 1:
@@ -93,15 +100,32 @@ class Pipeline:
             except Exception:
                 pass
 
-    # ---- launching
+    # ---- one group
+
+    def _turn(self) -> list[Event]:
+        """A step of the whole batch."""
+        engine, began = self.engine, time.perf_counter()
+        if not engine.running:
+            return []
+        if self.groups:
+            self.groups, self._round = [], _Round()
+        work = engine._select(engine._plan(engine.running))
+        try:
+            verified = engine._verify(engine._draft(work))
+        except BaseException:
+            self._undo([w.request for w in work])
+            raise
+        return self._commit(verified, began, 0)
+
+    # ---- several groups: launching
 
     def _launch(self) -> None:
         """Send off every group that is on the ground."""
         engine = self.engine
         engine._admit()
         self._forget()
-        if not engine.running:
-            return
+        if min(self.count, len(engine.running)) <= 1:
+            return                      # who is still under way lands, and then all take turns
         items = [self._item(r) for r in engine.running]
         if self._outdated(items):
             if self.aloft:
@@ -138,8 +162,6 @@ class Pipeline:
         return Item(request.drafter, request.length, gamma * pace, gamma + 1)
 
     def _executor(self) -> Executor:
-        if len(self.groups) == 1:
-            return self._alone
         if self._beside is None:
             drafting = (d.runner.device for d in self.engine.drafters.values() if hasattr(d, "runner"))
             self._beside = make_executor(self.engine.target.device, next(drafting, None))
@@ -155,16 +177,23 @@ class Pipeline:
         except BaseException:
             if due.flight.landed:       # a stage raised it; after a limit or an interrupt the group is still aloft
                 self.aloft.popleft()
-                self._undo(due)
+                self._undo(due.requests)
             raise
         self.aloft.popleft()
-        events = self.engine._record(verified, due.began, micro_batch=due.group, micro_batches=len(self.groups))
+        return self._commit(verified, due.began, due.group)
+
+    # ---- what follows a verification
+
+    def _commit(self, verified: "_Verified", began: float, number: int) -> list[Event]:
+        """Have the engine commit a group's verdicts, and learn from what it took; the events."""
+        count = max(1, len(self.groups))
+        events = self.engine._record(verified, began, micro_batch=number, micro_batches=count)
         for group in verified.groups:
             if drafted := sum(group.counts):
                 before = self._pace.get(group.drafter, group.seconds / drafted)
                 self._pace[group.drafter] = 0.8 * before + 0.2 * group.seconds / drafted
         if self.heuristic:
-            self._learn(verified.groups)
+            self._learn(verified, count)
         self._forget()
         return events
 
@@ -172,9 +201,9 @@ class Pipeline:
         """Let go of who has left."""
         self.groups = [[r for r in group if r.slot is not None] for group in self.groups]
 
-    def _undo(self, aloft: _Aloft) -> None:
-        """Take back what a flight that failed may have read: caches hold no more than the committed text."""
-        for request in aloft.requests:
+    def _undo(self, requests: Iterable[Request]) -> None:
+        """Take back what a step that failed may have read: caches hold no more than the committed text."""
+        for request in requests:
             if request.slot is None:
                 continue
             self.engine.target.cache.truncate(request.slot, request.length - 1)
@@ -183,19 +212,22 @@ class Pipeline:
                 self.engine._leave(request)
         self._round = _Round()
 
-    def _learn(self, groups: list) -> None:
+    def _learn(self, verified: "_Verified", count: int) -> None:
         """When every group has landed once, tell the heuristic how long that took."""
-        this = self._round
+        this, members = self._round, [work for group in verified.groups for work in group.members]
         this.landed += 1
-        this.requests += sum(len(group.members) for group in groups)
-        this.reading |= any(len(work.feed) > 1 + work.request.gamma for group in groups for work in group.members)
-        if this.landed < len(self.groups):
+        this.requests += len(members)
+        this.reading |= any(len(work.feed) > 1 + work.request.gamma for work in members)
+        this.draft += sum(group.seconds for group in verified.groups)
+        this.verify += verified.target_seconds + verified.verify_seconds
+        if this.landed < count:
             return
         now, running = time.perf_counter(), self.engine.running
         if this.began is not None and running and not this.reading:       # prompts are another load
             context = sum(r.length for r in running) / len(running)
             load = Load(len(running), context, Counter(r.drafter for r in running))
-            self.heuristic.observe(load, this.requests, now - this.began, self.engine.trace.now())
+            self.heuristic.observe(load, this.requests, now - this.began, self.engine.trace.now(),
+                                   (this.draft, this.verify))
         self._round = _Round(began=now)
 
 
@@ -207,3 +239,5 @@ class _Round:
     landed: int = 0
     requests: int = 0
     reading: bool = False       # some read prompts
+    draft: float = 0.0          # seconds of all groups' drafting, and of all verifying
+    verify: float = 0.0

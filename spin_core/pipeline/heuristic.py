@@ -1,28 +1,46 @@
-"""How many micro-batches? Start at one, measure, raise while it helps, stop just before it harms (SPIN's heuristic).
+"""How many micro-batches? Start at one, try one more while it helps, stop just before it harms (SPIN's heuristic).
 
 More micro-batches let more of the drafting hide behind verification, but every part of a batch pays the fixed cost of
 a pass again. So the throughput rises with the count, up to a point, and then falls; nobody knows the point before
-measuring. The climb goes on while a count is *not clearly worse* than the best so far, so that a flat stretch, or a
-gain smaller than the noise, does not end it. It ends at the first count that is clearly worse, or with one request per
-micro-batch. Of all counts that were measured the smallest is taken that comes within one percent of the best.
+measuring. Measuring costs time where more is worse, and a service under a changing load would measure without end. So
+trying is bounded in three ways:
+
+* **A veto.** A round with more groups takes at least as long as its busier stage. What a pass over a part of the batch
+  takes was seen when so few requests ran. Where even that bound promises less than ``WORTH``, nothing is tried.
+* **A trial ends as soon as it is clear.** A count that loses a tenth is dropped after two rounds; one that is as good
+  as the incumbent may take longer, as that costs nothing.
+* **A purse.** The time that trials lost is paid from ``EFFORT`` of the time served. And a load under which a trial was
+  in vain is left alone for twice as long before the next.
+
+A trial compares a challenger, one micro-batch more or one fewer, with the incumbent's latest rounds. Clearly better:
+it becomes the incumbent. Neither better nor worse: the climb goes on across flat ground, and of equal counts the
+smallest is kept. What was found under one load is remembered for it, and where a new load begins.
 
 What is measured is not goodput but verified requests per second: goodput is that times the tokens per verification,
 which do not depend on how a batch is cut, only make the measurement noisier.
 
-Another load is probed anew; one that was met before is remembered, with all that was measured under it.
-
-Our choices, where the paper is silent: how long to measure, what "clearly" means, and when the load is another one.
+Our choices, where the paper is silent: all of the above but the climb itself.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
+WORTH = 0.03            # what overlap must promise to be tried
+EFFORT = 0.03           # of the time served: what trials may lose in the long run
+HOPELESS = 0.1          # a fall so large ends a trial at once
 PRECISION = 0.005       # of a median, as a share of it: better it need not be known
 NEXT_TO_BEST = 0.01     # a smaller count is preferred if it loses no more than this
+FIRST, LAST = 12, 1024  # rounds between trials under one load, at first and at most
+GUESS = 3               # rounds that a first trial may lose: one to warm up and two measured, at half the speed
+FULL = 16               # rounds of time that the purse holds
+PLACES = 64             # loads that are remembered
 
 
 @dataclass(frozen=True)
@@ -33,14 +51,18 @@ class Load:
     context: float = 0.0
     drafters: Mapping[str, int] = field(default_factory=dict)
 
-    def differs(self, other: "Load") -> bool:
-        """Is the other load so different that the best count may be another one?
+    def distance(self, other: "Load") -> float:
+        """How different the loads are: from 1 on, the best count may be another one.
 
-        A quarter more or less requests, half as much context again, or a quarter of the drafting in other hands.
+        Reached by a third more requests, twice as much context, or half of the drafting in other hands.
         """
-        return (not 0.8 <= self.batch / other.batch <= 1.25
-                or not 2 / 3 <= (self.context + 64) / (other.context + 64) <= 1.5     # short texts cost the same
-                or _moved(self.drafters, other.drafters) > 0.25)
+        return max(abs(math.log(self.batch / other.batch)) / math.log(4 / 3),
+                   abs(math.log2((self.context + 64) / (other.context + 64))),      # short texts cost the same
+                   2 * _moved(self.drafters, other.drafters))
+
+    def differs(self, other: "Load") -> bool:
+        """Is the other load so different that the best count may be another one?"""
+        return self.distance(other) >= 1
 
 
 @dataclass(frozen=True)
@@ -54,98 +76,219 @@ class Decision:
 
 
 @dataclass
-class _Climb:
-    """What was measured under one load, by count, and how far the climb has come."""
+class _Place:
+    """What is known about one load: the count that serves it, and when another is tried."""
 
     load: Load
     count: int = 1
-    samples: dict[int, list[float]] = field(default_factory=lambda: {1: []})
-    over: bool = False
+    proven: bool = True         # False for a count that was found under another load
+    up: bool = True             # the next challenger is one more, or one fewer
+    wait: int = FIRST           # rounds before the next trial
+    patience: int = FIRST       # how long the wait after that will be
+    cost: float = GUESS         # rounds of time that the last trial in vain has lost
+    vetoed: int = 0             # the count that was last found not worth trying
+    rates: dict[int, float] = field(default_factory=dict)       # medians, requests per second by count
 
-    def medians(self) -> dict[int, float]:
-        """Requests per second by count, smallest count first. One delayed round moves a median little."""
-        return {count: statistics.median(samples) for count, samples in self.samples.items() if samples}
 
-    def noise(self) -> float:
-        """The standard error of the median of one sample, as a share of it: from the samples of all counts together."""
-        medians = self.medians()
-        off = [abs(s / medians[count] - 1) for count, samples in self.samples.items() for s in samples]
-        return 1.2533 * 1.4826 * statistics.median(off)         # for normal noise; robust against a few outliers
+@dataclass
+class _Trial:
+    """A challenger under way."""
+
+    count: int
+    samples: list[float] = field(default_factory=list)
+    stages: list[tuple[float, float]] = field(default_factory=list)
+    lost: float = 0.0           # seconds, against the incumbent
 
 
 class Heuristic:
-    """Chooses the number of micro-batches, at most ``most``, from measurements that :meth:`observe` is given.
+    """Chooses the number of micro-batches, at most ``most``, from rounds that :meth:`observe` is told of.
 
-    A count is measured over at least ``least`` and at most ``enough`` rounds, until its standard error falls below
-    ``PRECISION``; the first round after every change warms up. "Clearly" worse is a difference of more than three
-    standard errors, or of six where a count was measured so briefly that they are hardly known themselves.
+    A trial takes at least ``least`` and at most ``enough`` measured rounds, unless it is hopeless; the first round
+    after every change warms up and is not measured. "Clearly" is a difference of more than three standard errors, or of
+    six where a count was measured so briefly that they are hardly known themselves.
+
+    Raises ValueError for ``most`` below one, and unless 2 <= least <= enough.
     """
 
-    def __init__(self, most: int, *, least: int = 12, enough: int = 64) -> None:
+    def __init__(self, most: int, *, least: int = 4, enough: int = 64) -> None:
         if most < 1 or not 2 <= least <= enough:
             raise ValueError(f"Heuristic: most >= 1 and 2 <= least <= enough, got {most}, {least}, {enough}")
         self.most, self.least, self.enough = most, least, enough
         self.decisions: list[Decision] = []
-        self._climbs: list[_Climb] = []         # of every load so far; those of short ones go on when it comes back
-        self._now: _Climb | None = None
+        self.purse = 0.0                            # seconds that trials may still lose
+        self._places: deque[_Place] = deque(maxlen=PLACES)
+        self._now: _Place | None = None
+        self._trial: _Trial | None = None
+        self._recent: deque[float] = deque(maxlen=enough)           # the incumbent's latest rates
+        self._stages: deque[tuple[float, float]] = deque(maxlen=16)     # seconds (draft, verify) of its latest rounds
+        self._passes: dict[int, deque[tuple[float, float]]] = {}    # by requests, the same of undivided batches
         self._warm = False
 
     @property
     def count(self) -> int:
         """The number of micro-batches to use now."""
+        if self._trial:
+            return self._trial.count
         return self._now.count if self._now else 1
 
-    @property
-    def settled(self) -> bool:
-        """Is the climb over?"""
-        return self._now is not None and self._now.over
+    def observe(self, load: Load, requests: int, seconds: float, time: float = 0.0,
+                stages: tuple[float, float] | None = None) -> bool:
+        """A round with ``count`` micro-batches served ``requests`` in ``seconds``. Has the count changed?
 
-    def observe(self, load: Load, requests: int, seconds: float, time: float = 0.0) -> bool:
-        """A round with ``count`` micro-batches served ``requests`` in ``seconds``. Has the count changed?"""
+        ``stages`` are the seconds that all its drafting and all its verifying took. Without them there is no veto.
+        ``time`` is written into the decisions.
+        """
         before = self.count
         if self._now is None or self._now.load.differs(load):
             self._meet(load, time)              # what was just measured belongs to another load
-        elif not self._now.over and seconds > 0:
-            if self._warm:
-                self._now.samples[self.count].append(requests / seconds)
-                self._climb(self._now, time)
-            self._warm = True
+        elif seconds > 0:
+            if self._trial:
+                self._challenge(load, requests, seconds, time, stages)
+            else:
+                self._serve(load, requests, seconds, time, stages)
+            self._warm = self.count == before
         return self.count != before
 
-    def _meet(self, load: Load, time: float) -> None:
-        """Another load: begin with one micro-batch, or where its climb was left."""
-        known = next((climb for climb in reversed(self._climbs) if not climb.load.differs(load)), None)
-        why = ("the load is one we know" if known else
-               "the load has changed: start again" if self._now else "start with one")
-        if known is None:
-            known = _Climb(load)
-            self._climbs.append(known)
-        self._now, self._warm = known, False
-        self._decide(why, time)
+    # ---- loads
 
-    def _climb(self, climb: _Climb, time: float) -> None:
-        """Enough measured at this count? Then go on, or settle."""
-        measured, noise = len(climb.samples[climb.count]), climb.noise()
-        if measured < self.least or measured < self.enough and noise / math.sqrt(measured) > PRECISION:
+    def _meet(self, load: Load, time: float) -> None:
+        """Another load: go on as we left it, or where the most similar one stands."""
+        before, first = self.count, self._now is None
+        if self._trial:
+            self._pay()                         # what it measured is worth nothing any more
+        near = min(self._places, key=lambda place: place.load.distance(load), default=None)
+        if near is None or near.load.differs(load):
+            count = min(near.count, load.batch) if near else 1
+            near = _Place(load, count, proven=count == 1, up=count == 1)
+            self._places.append(near)
+        self._now, self._warm = near, False
+        self._recent.clear()
+        self._stages.clear()
+        if first or self.count != before:
+            self._decide("start with one" if first else "another load", time)
+
+    # ---- the incumbent at work
+
+    def _serve(self, load: Load, requests: int, seconds: float, time: float, stages) -> None:
+        place, usual = self._now, self._usual(requests)
+        self.purse = min(self.purse + EFFORT * seconds, max(FULL * usual, self.purse))
+        if not self._warm:
             return
-        medians = climb.medians()
-        best = max(medians, key=medians.get)
-        doubt = noise * math.hypot(measured ** -0.5, len(climb.samples[best]) ** -0.5)
-        fall = 1 - medians[climb.count] / medians[best]
-        worse = fall > max(3 * doubt, PRECISION)
-        if worse and fall <= 6 * doubt and measured < min(3 * self.least, self.enough):
-            return                              # a fall ends the climb for good: look longer
-        if worse or climb.count >= min(self.most, climb.load.batch):
-            climb.count = next(count for count, rate in medians.items() if rate >= medians[best] * (1 - NEXT_TO_BEST))
-            climb.over = True
-            self._decide("more is worse" if worse else "no more to try", time)
-        else:
-            climb.count += 1
-            climb.samples[climb.count], self._warm = [], False
-            self._decide("try one more", time)
+        self._recent.append(requests / seconds)
+        if stages:
+            self._stages.append(stages)
+            if place.count == 1:
+                self._passes.setdefault(load.batch, deque(maxlen=16)).append(stages)
+        place.wait -= 1
+        if place.wait > 0 or len(self._recent) < self.least or place.proven and self.purse < place.cost * usual:
+            return
+        place.rates[place.count] = statistics.median(self._recent)
+        if not self._begin(place.count + (1 if place.up else -1), load, requests, time):
+            self._turn()
+
+    def bound(self, batch: int, requests: int, count: int) -> float:
+        """What the throughput with ``count`` micro-batches, more than now, can be at most, relative to the incumbent's.
+
+        A round lasts as long as its busier stage, which passes over ``count`` parts of the batch. All of these take no
+        less than what the stage takes now, and each what a pass took when so few requests ran, alone and with the
+        whole device; in between, and down to nothing for no requests, a straight line. Infinite while nothing is known.
+        """
+        if not self._stages:
+            return math.inf
+        seen = {size: passes for size, passes in self._passes.items() if len(passes) >= self.least}
+        busier = 0.0
+        for stage in (0, 1):
+            part = _line([(size, min(p[stage] for p in passes)) for size, passes in seen.items()], batch / count)
+            busier = max(busier, count * part, min(now[stage] for now in self._stages))
+        return self._usual(requests) / busier if busier else math.inf
+
+    def _usual(self, requests: int) -> float:
+        """Seconds of the incumbent's round."""
+        return requests / statistics.median(self._recent) if self._recent else 0.0
+
+    # ---- a challenger
+
+    def _begin(self, count: int, load: Load, requests: int, time: float) -> bool:
+        """Try this count, unless there is no such count or overlap cannot gain enough; is it tried?"""
+        place, more = self._now, count > self._now.count
+        if not 1 <= count <= min(self.most, load.batch):
+            return False
+        gain = self.bound(load.batch, requests, count) - 1 if more else math.inf
+        if gain < WORTH:
+            if place.vetoed != count:
+                place.vetoed = count
+                self._decide("one more can only lose" if gain < 0 else f"one more gains {gain:.0%} at most", time)
+            return False
+        self._trial = _Trial(count)
+        self._decide("try one more" if more else "try one fewer", time)
+        return True
+
+    def _challenge(self, load: Load, requests: int, seconds: float, time: float, stages) -> None:
+        place, trial = self._now, self._trial
+        trial.lost += seconds - self._usual(requests)
+        if not self._warm:
+            return
+        trial.samples.append(requests / seconds)
+        trial.stages += [stages] if stages else []
+        verdict = self._verdict(trial.samples)
+        if verdict is None:
+            return
+        place.rates[trial.count] = statistics.median(trial.samples)
+        more = trial.count > place.count
+        self._pay()
+        if verdict == "worse":
+            place.cost, place.proven = max(1.0, trial.lost / self._usual(requests)), True
+        elif verdict == "better" or not more:
+            place.count, place.proven, place.patience = trial.count, True, FIRST
+            self._recent = deque(trial.samples, maxlen=self._recent.maxlen)
+            self._stages = deque(trial.stages, maxlen=self._stages.maxlen)
+        if verdict == "worse" or not self._begin(trial.count + (1 if more else -1), load, requests, time):
+            self._turn()
+            name = "more" if more else "fewer"
+            self._decide(f"{name} is worse" if verdict == "worse" else f"no {name} to try", time)
+
+    def _verdict(self, samples: list[float]) -> str | None:
+        """Is the challenger "better", "worse" or "equal"? None: measure on."""
+        measured, usual = len(samples), statistics.median(self._recent)
+        noise, rate = _spread(self._recent, samples), statistics.median(samples)
+        if measured >= 2 and max(samples) < usual * (1 - max(HOPELESS, 4 * noise)):
+            return "worse"
+        if measured < self.least:
+            return None
+        doubt = 1.2533 * noise * math.hypot(measured ** -0.5, len(self._recent) ** -0.5)    # of medians of normal noise
+        gain = rate / usual - 1
+        if abs(gain) > max(3 * doubt, PRECISION if gain < 0 else NEXT_TO_BEST):
+            if abs(gain) > 6 * doubt or measured >= min(6 * self.least, self.enough):
+                return "better" if gain > 0 else "worse"
+        elif measured >= self.enough or 1.2533 * noise / math.sqrt(measured) <= PRECISION / 2:
+            return "equal"
+        return None
+
+    def _pay(self) -> None:
+        """The trial is over."""
+        self.purse -= max(0.0, self._trial.lost)
+        self._trial = None
+
+    def _turn(self) -> None:
+        """Nothing is to be gained in this direction: look into the other one, after a while."""
+        place = self._now
+        place.up = place.count == 1 or not place.up
+        place.wait, place.patience = place.patience, min(2 * place.patience, LAST)
 
     def _decide(self, why: str, time: float) -> None:
-        self.decisions.append(Decision(time, self.count, why, self._now.medians()))
+        self.decisions.append(Decision(time, self.count, why, dict(sorted(self._now.rates.items()))))
+
+
+def _spread(*groups) -> float:
+    """The standard deviation of a sample around its group's median, as a share of it; robust against a few outliers."""
+    off = [abs(s / middle - 1) for samples in groups for middle in [statistics.median(samples)] for s in samples]
+    return 1.4826 * statistics.median(off)
+
+
+def _line(points: list[tuple[float, float]], at: float) -> float:
+    """Linear interpolation through the origin and ``points``; level behind the last of them."""
+    xs, ys = zip((0.0, 0.0), *sorted(points))
+    return float(np.interp(at, xs, ys))
 
 
 def _moved(one: Mapping[str, int], other: Mapping[str, int]) -> float:

@@ -101,6 +101,7 @@ class _System:
         self.known: dict[tuple[int, int], int] = {}     # (request, drafter) -> tokens it has read, once it was left
         self.clock = 0.0                            # when the last turn began
         self.reading = False                        # somebody read a prompt in this round: it is no measure of others
+        self.stages = [0.0, 0.0]                    # seconds of drafting and verifying in this round
         self.cost = AffineCost()
         self.served: dict[str, int] = {}
         self.log: list[tuple] = []
@@ -108,7 +109,7 @@ class _System:
 
     def run(self) -> Run:
         while self.next < len(self.recording) or any(len(g.requests) for g in self.groups):
-            began, served, self.reading = max(g.ready for g in self.groups), 0, False
+            began, served, self.reading, self.stages = max(g.ready for g in self.groups), 0, False, [0.0, 0.0]
             for group in self.groups:
                 self._admit(group)
                 if len(group.requests):
@@ -162,6 +163,7 @@ class _System:
                             for name, members in by_arm.items() for b in members]
         rows, needed = len(done) + int(drafted.sum()), int(context.sum() + drafted.sum())
         alone = sum(busy) if self.costs.shared else max(busy, default=0.0)
+        self.stages = [self.stages[0] + alone, self.stages[1] + verified.seconds]
         self.log.append((start, ready, begin, group.ready, len(done), rows + prompt_rows, needed, verified.touched,
                          int(accepted.sum()) + len(done), alone, self.held, group.number))
         if not isinstance(self.policy, str):
@@ -242,7 +244,7 @@ class _System:
             return
         drafters = Counter(self.arms[d] for d in drafter.tolist())
         load = Load(len(requests), float(np.mean(self.recording.prompts[requests] + done)), drafters)
-        if self.heuristic.observe(load, served, now - began, now):
+        if self.heuristic.observe(load, served, now - began, now, tuple(self.stages)):
             self.groups = [_Group(i) for i in range(self.heuristic.count)]
             for i, group in enumerate(self.groups):
                 part = slice(i, None, len(self.groups))
