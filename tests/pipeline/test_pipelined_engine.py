@@ -26,7 +26,8 @@ PATIENCE = 30.0
 def pipelined(count=2, drafter="near", **options) -> Engine:
     """An engine whose waits end soon enough for a test. "restless": another count after every round."""
     restless = count == "restless"
-    engine = Engine(options.pop("family", tiny.family()), drafter, 3, pipeline="auto" if restless else count, **options)
+    engine = Engine(options.pop("family", tiny.family()), None if "selector" in options else drafter, 3,
+                    pipeline="auto" if restless else count, **options)
     if restless:
         engine.pipeline.heuristic = Restless(engine.max_batch)
     limit(engine, PATIENCE)
