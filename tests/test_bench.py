@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from spin_core import bench
-from spin_core.bench import Bar, Report, peers
+from spin_core.bench import Bar, Report, contenders, peers
 from spin_core.engine import Engine
 from tests import tiny
 
@@ -54,20 +54,26 @@ def family():
 
 def test_peers_decode_the_same_text(family):
     prompts = [[5, 6, 7], [8, 9, 10, 11, 12, 13]]
-    ours = peers._ours(Engine(family, "near", 3, max_batch=2), 12)(prompts)
-    assert ours == peers._generate(family, family.target, 1, 12)(prompts)
-    assert ours == peers._generate(family, family.target, 2, 12)(prompts)       # left-padded
+    ours = contenders.ours(Engine(family, "near", 3, max_batch=2), 12)(prompts)
+    assert ours == contenders.generate(family, family.target, 1, 12)(prompts)
+    assert ours == contenders.generate(family, family.target, 2, 12)(prompts)       # left-padded
     for name in ("near", "subset"):
-        assistant = peers._assistant(family.drafters[name], family.target)
-        assert ours == peers._assisted(family, family.target, assistant, 3, 12)(prompts)
+        assistant = contenders.assistant(family.drafters[name], family.target)
+        assert ours == contenders.assisted(family, family.target, assistant, 3, 12)(prompts)
 
 
 def test_an_assistant_drafts_over_the_targets_ids(family):
     drafter = family.drafters["subset"]
-    logits = peers._assistant(drafter, family.target)(input_ids=torch.tensor([[5, 6, 7]])).logits[0, -1]
+    logits = contenders.assistant(drafter, family.target)(input_ids=torch.tensor([[5, 6, 7]])).logits[0, -1]
     assert torch.isfinite(logits).nonzero().flatten().tolist() == drafter.ids.tolist()
     narrow = drafter.model(input_ids=torch.tensor([[5, 6, 7]])).logits[0, -1]
     assert torch.equal(logits[drafter.ids], narrow)
+
+
+def contender(name, rate, drafter=None, gamma=None, *, ours=False, rounds=2, only=None):
+    """Decodes 100 tokens of each of two workloads at that rate, half of it in the second."""
+    cells = {(n, w): (100, 100 / rate / (1 + (w == "b"))) for n in range(rounds) for w in "ab" if only in (None, w)}
+    return peers.Contender(name, None, drafter, gamma, object() if ours else None, only, cells)
 
 
 def test_a_peer_that_fails_is_left_out_and_named():
@@ -75,19 +81,52 @@ def test_a_peer_that_fails_is_left_out_and_named():
         raise RuntimeError("no kernel")
 
     notes = []
-    contenders = [peers.Contender(peers.BASELINE, lambda prompts: [[1, 2]]), peers.Contender("odd", broken)]
-    peers._race(contenders, [[1]], 2, notes)
-    assert [c.name for c in contenders] == [peers.BASELINE] and len(contenders[0].rates) == 2
+    here = [peers.Contender(peers.BASELINE, lambda prompts: [[1, 2]] * len(prompts)), peers.Contender("odd", broken),
+            peers.Contender("slow", lambda prompts: [[1]], only="b")]
+    assert peers.race(here, {"a": [[1]], "b": [[2]]}, 0.0, notes) == 1, "one round, however little time there is"
+    assert [c.name for c in here] == [peers.BASELINE, "slow"]
+    assert set(here[0].cells) == {(0, "a"), (0, "b")} and set(here[1].cells) == {(0, "b")}
     assert "odd did not run here: RuntimeError: no kernel" in notes[0]
 
 
-def test_bars_compare_the_same_drafter_at_its_best_gamma():
-    def contender(name, rate, drafter=None, gamma=None, ours=False):
-        return peers.Contender(name, None, drafter, gamma, object() if ours else None, [rate])
+def test_a_ratio_compares_what_both_have_decoded():
+    one, other = contender("x", 10.0), contender("y", 30.0, rounds=1, only="b")
+    assert peers.ratio(other, one) == pytest.approx(3.0) and peers.ratio(one, one) == 1.0
+    assert peers.ratio(one, contender("z", 1.0, rounds=0)) is None
 
-    plain, packed = "transformers assisted", "transformers assisted, packed products"
-    bars = peers._bars([contender(peers.BASELINE, 10.0), contender(plain, 8.0, "a", 2), contender(plain, 16.0, "a", 4),
-                        contender(packed, 20.0, "a", 2), contender("spin_core", 12.0, "none", 0, True),
-                        contender("spin_core", 24.0, "a", 2, True), contender("spin_core", 18.0, "a", 4, True),
-                        contender("spin_core", 30.0, "fed", 2, True)], 1)
-    assert [bar.value for bar in bars] == [1.2, 3.0, 2.5, 1.5, 1.2]
+
+def test_bars_are_those_of_the_whole_system():
+    here = [contender(peers.BASELINE, 10.0), contender(peers.ASSISTED, 8.0, "a", 2), contender(peers.PLAIN, 16.0, "none", 0),
+            contender(peers.FIXED, 24.0, "a", 2), contender(peers.FIXED, 20.0, "b", 4), contender(peers.SPIN, 24.0)]
+    found = {bar.name: bar for bar in peers.bars(here, 1, 0.0)}
+    assert {name: round(bar.value, 3) for name, bar in found.items()} == {
+        "SPIN over our plain decoding, batch 1, greedy": 1.5, "SPIN over transformers generate, batch 1, greedy": 2.4,
+        "SPIN over the best fixed drafter (a, gamma 2), batch 1, greedy": 1.0,
+        "SPIN over transformers assisted, batch 1, greedy": 3.0,
+        "ours over transformers assisted, both with a, gamma 2, batch 1, greedy": 3.0}
+    assert all(bar.holds for bar in found.values())
+    here[-1] = contender(peers.SPIN, 15.0)
+    assert [bar.holds for bar in peers.bars(here, 1, 0.0)] == [False, False, False, True, True]
+    assert len(peers.bars(here, 1, 1.0)) == 1 and [b.target for b in peers.bars(here, 8, 0.0)][1] == ">= 1.3"
+
+
+def test_everybody_takes_part_on_a_tiny_family(family):
+    family.drafters = {name: family.drafters[name] for name in ("near", "subset")}
+    args = SimpleNamespace(max_new_tokens=6, assistant=None, fixed=None)
+    prompts = {"mix": [[5, 6, 7], [8, 9, 10, 11]]}
+    for batch in (1, 2):
+        notes = []
+        here = peers.field_of(family, batch, 0.0, args)
+        here = [c for c in here if c.name not in (peers.CONTINUOUS, peers.FLASHSPEC)]
+        peers.race(here, prompts, 0.0, notes)
+        rows = [peers.row(c, here[0], 0.0) for c in here]
+        assert not notes and all(row["same_text"] == 1 for row in rows)
+        names = [row["contender"] for row in rows]
+        assert names[-2:] == [peers.SPIN, "ours, spin-full"] and (peers.ASSISTED in names) == (batch == 1)
+        assert ("+ decomposition" in names) == (batch == 2)
+        assert peers.bars(here, batch, 0.0)
+
+
+def test_ceilings_are_above_what_is_below_them():
+    request, step, exact = peers.ceilings(8, requests=8)
+    assert 1 < request["vs_plain"] < step["vs_plain"] < exact["vs_plain"]

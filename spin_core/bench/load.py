@@ -59,7 +59,7 @@ def jobs(count: int, seed: int, drafters: list[str], kinds: int = 100) -> list[J
 
 @dataclass
 class Served:
-    """What became of the jobs. ``queued``: the longest queue. ``memory``: after every tenth of the jobs."""
+    """What became of the jobs. ``queued``: the longest queue. ``memory``: objects and bytes, now and then."""
 
     requests: list[Request] = field(default_factory=list)
     steps: int = 0
@@ -67,10 +67,11 @@ class Served:
     memory: list[tuple[int, int]] = field(default_factory=list)
 
 
-def serve(engine: Engine, todo: list[Job], seed: int = 0, *, keep: bool = True) -> Served:
-    """Let the jobs come, one per step on average, and in bursts. ``keep`` False lets go of those who are through."""
+def serve(engine: Engine, todo: list[Job], seed: int = 0, *, keep: bool = True, marks: int = 10) -> Served:
+    """Let the jobs come, one per step on average, and in bursts. ``keep`` False lets go of those who are through.
+    ``marks``: how often memory is looked at."""
     served, rng, waiting, here = Served(), random.Random(seed), list(todo)[::-1], {}
-    tenth = max(1, len(todo) // 10)
+    stretch = max(1, len(todo) // marks)
     while waiting or here:
         for _ in range(min(len(waiting), rng.choice([0, 0, 0, 0, 1, 1, 2, 9]))):
             job = waiting.pop()
@@ -78,7 +79,7 @@ def serve(engine: Engine, todo: list[Job], seed: int = 0, *, keep: bool = True) 
             here[request] = job
             if keep:
                 served.requests.append(request)
-            if len(waiting) % tenth == 0:
+            if len(waiting) % stretch == 0:
                 engine.trace.events.clear()         # whoever runs a service writes its events down and lets go of them
                 served.memory.append((_objects(), resident()))
         engine.step()

@@ -1,0 +1,132 @@
+"""How each contender of ``bench peers`` decodes: ours, transformers' ways, and flashspec. Token ids in, token ids out."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from spin_core.engine import Engine
+from spin_core.request import SamplingParams
+from spin_core.runtime.linear import pack_linears
+from spin_core.runtime.runner import share_weights
+
+Tokens = list[list[int]]
+
+
+def packed(model):
+    """A copy of ``model`` over the products that our runner uses; None where they cannot be packed."""
+    copy_ = share_weights(model)
+    return copy_ if pack_linears(copy_) else None
+
+
+def ours(engine: Engine, max_new_tokens: int, temperature: float = 0.0) -> Callable[[Tokens], Tokens]:
+    params = SamplingParams(temperature, max_new_tokens=max_new_tokens)
+    return lambda prompts: [r.output_ids for r in engine.generate(
+        prompts, [params.with_(seed=i) for i in range(len(prompts))])]
+
+
+def generate(family, model, batch: int, max_new_tokens: int, temperature: float = 0.0, **options) -> Callable[[Tokens], Tokens]:
+    """transformers' generate over left-padded batches of ``batch`` prompts in their order."""
+    def decode(prompts: Tokens) -> Tokens:
+        out: Tokens = []
+        for first in range(0, len(prompts), batch):
+            part = prompts[first:first + batch]
+            width = max(map(len, part))
+            ids = torch.tensor([[0] * (width - len(p)) + p for p in part], device=family.device)
+            mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in part], device=family.device)
+            with torch.inference_mode():
+                tokens = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=max_new_tokens,
+                                        **_law(family, temperature), **options)
+            out += [_upto_stop(row, family) for row in tokens[:, width:].tolist()]
+        return out
+    return decode
+
+
+def continuous(family, max_new_tokens: int, temperature: float = 0.0) -> Callable[[Tokens], Tokens]:
+    from transformers import GenerationConfig
+
+    model = share_weights(family.target)        # it switches the attention of the model it runs
+
+    def decode(prompts: Tokens) -> Tokens:
+        config = GenerationConfig(max_new_tokens=max_new_tokens, **_law(family, temperature))
+        outputs = model.generate_batch(inputs=prompts, generation_config=config)
+        if len(outputs) != len(prompts):
+            raise RuntimeError(f"it returned {len(outputs)} of {len(prompts)} texts")
+        in_order = sorted(outputs.items(), key=lambda item: int("".join(filter(str.isdigit, item[0]))))
+        return [_upto_stop(output.generated_tokens, family) for _, output in in_order]
+    return decode
+
+
+class WideHead(nn.Module):
+    """A drafter's head over its reduced vocabulary, spread over the target's: what assisted generation expects."""
+
+    def __init__(self, head: nn.Module, ids: Tensor, vocab_size: int) -> None:
+        super().__init__()
+        self.head, self.vocab_size = head, vocab_size
+        self.register_buffer("ids", ids, persistent=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        narrow = self.head(hidden)
+        wide = narrow.new_full((*narrow.shape[:-1], self.vocab_size), -torch.inf)
+        return wide.index_copy_(-1, self.ids, narrow)
+
+
+def assistant(drafter, target):
+    """The drafter as a causal LM over the target's vocabulary: the same drafts, for peers that need equal heads."""
+    model = share_weights(drafter.model)
+    model.config.vocab_size = target.config.vocab_size
+    model.generation_config = copy.deepcopy(target.generation_config)
+    if drafter.ids is not None:
+        model.set_output_embeddings(WideHead(model.get_output_embeddings(), drafter.ids, target.config.vocab_size))
+    return model
+
+
+def assisted(family, target, assistant, gamma: int, max_new_tokens: int, temperature: float = 0.0) -> Callable[[Tokens], Tokens]:
+    """transformers' assisted generation, ``gamma`` drafted tokens every time, as ours."""
+    def decode(prompts: Tokens) -> Tokens:
+        config = assistant.generation_config
+        config.num_assistant_tokens, config.num_assistant_tokens_schedule = gamma, "constant"
+        config.assistant_confidence_threshold = 0.0
+        return run(prompts)
+
+    run = generate(family, target, 1, max_new_tokens, temperature, assistant_model=assistant)
+    return decode
+
+
+def flashspec(family, assistant, max_new_tokens: int, temperature: float = 0.0) -> Callable[[Tokens], Tokens]:
+    """The PyPI package flashspec, with its default strategy, where it is installed."""
+    def decode(prompts: Tokens) -> Tokens:
+        import flashspec
+        from flashspec.engine import HuggingFaceDrafter, TargetModel
+
+        if not engine:
+            device, dtype = torch.device(family.device), family.target.dtype
+            target = TargetModel("target", device, dtype, model=family.target)
+            drafter = HuggingFaceDrafter("drafter", device, dtype, model=assistant)
+            config = flashspec.FlashSpecConfig(device=str(device),
+                                               sampling=flashspec.SamplingConfig(temperature=temperature))
+            engine.append(flashspec.SpeculativeEngine(config, [drafter], target))
+        out = []
+        for prompt in prompts:
+            result = engine[0].generate(torch.tensor([prompt], device=family.device), max_new_tokens=max_new_tokens)
+            out.append(_upto_stop([t for t in result.output_ids[0].tolist() if t >= 0], family))
+        return out
+
+    engine: list = []
+    return decode
+
+
+def _law(family, temperature: float) -> dict:
+    """The target's own law: no truncation."""
+    law = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {"do_sample": False}
+    return law | {"eos_token_id": list(family.stop_ids), "pad_token_id": family.stop_ids[0]}
+
+
+def _upto_stop(tokens: list[int], family) -> list[int]:
+    for i, token in enumerate(tokens):
+        if token in family.stop_ids:
+            return tokens[:i + 1]
+    return tokens
