@@ -17,8 +17,8 @@ from types import ModuleType
 
 from spin_core import provenance
 
-NAMES = ("peers", "products", "equality", "load", "verify", "verify-attention", "drafters", "select", "select-live", "simulate",
-         "pipeline", "spire", "gpu")
+NAMES = ("peers", "products", "equality", "load", "verify", "verify-attention", "drafters", "select", "select-live",
+         "simulate", "pipeline", "spire", "gpu")
 
 _COMPARE = {">=": operator.ge, "<=": operator.le}
 

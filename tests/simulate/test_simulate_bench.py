@@ -39,6 +39,23 @@ def test_the_simulator_takes_the_engine_s_steps(family, drafter, batch, gamma):
     assert [(s - began, r, n) for s, r, n in theirs] == sorted((s, r, a + 1) for s, r, _, _, a in run.events)
 
 
+def test_efficiency_is_what_passes_took_over_what_they_take_apart(family):
+    engine = bench.serve(family, PROMPTS, SamplingParams(max_new_tokens=24), 3, "near", 3)
+    for event in bench.steps(engine):
+        together = [e for e in bench.steps(engine) if e.step == event.step]
+        deep = [len(e.drafted) for e in together]
+        event.target_seconds = 3 * float(PASSES["target"](len(together) + sum(deep)))
+        event.draft_seconds = 2 * sum(float(PASSES["near"](sum(n > k for n in deep))) for k in range(max(deep)))
+    first = min(e.step for e in bench.steps(engine))
+    for event in bench.steps(engine):
+        event.target_seconds += 100.0 * (event.step == first)      # it reads prompts
+    assert bench.efficiency({"near": engine}, PASSES) == pytest.approx({"target": 3.0, "near": 2.0})
+
+
+def test_the_fit_is_made_outside_the_grid():
+    assert [bench.between(g) for g in ([2, 4], [2], [2, 3], [1, 2, 3, 4])] == [3, 3, 4, 5]
+
+
 def test_speed_is_measured():
     rows = bench.speed(6, 1)
     assert {(r["policy"], r["batch"]) for r in rows} == {(p, b) for p in ("68M", "spin") for b in (8, 32, 64)}
@@ -49,6 +66,6 @@ def test_speed_is_measured():
 def test_the_grid_has_a_row_for_every_setting(family, monkeypatch):
     monkeypatch.setattr(bench, "measure", lambda family, models, lookups, repeats: {
         name: Passes((1, 64), (1e-3, 2e-3)) for name in (*models, "target")})
-    rows = bench.validate(family, PROMPTS[:2], [2], [2], 6, 1)
-    assert len(rows) == len(family.drafters)
+    rows, factors = bench.validate(family, PROMPTS[:2], [2], [2], 6, 1)
+    assert len(rows) == len(family.drafters) and set(factors) == {*family.drafters, "target"}
     assert all(r["ratio"] == pytest.approx(r["simulated"] / r["measured"]) and np.isfinite(r["ratio"]) for r in rows)
