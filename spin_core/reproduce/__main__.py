@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from spin_core import figures
-from spin_core.reproduce import ROOT, NotebookError
+from spin_core.reproduce import ROOT, NotebookError, comparison
 from spin_core.reproduce.notebooks import discover
 from spin_core.reproduce.runner import CELL_SECONDS, run
 from spin_core.reproduce.storing import store
@@ -32,6 +32,16 @@ def check_device(device: str) -> None:
         raise ValueError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
 
 
+def _table(directory: Path) -> int:
+    """Write the README's table; ``--store`` does so too."""
+    try:
+        comparison.write(directory=directory)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
 def main(arguments: list[str] | None = None, *, notebooks: Path = ROOT / "notebooks") -> int:
     parser = argparse.ArgumentParser(
         prog="python -m spin_core.reproduce", description="Run the notebooks in order.")
@@ -46,7 +56,11 @@ def main(arguments: list[str] | None = None, *, notebooks: Path = ROOT / "notebo
                         help="where runs/ and figures/ go (default: the checkout)")
     parser.add_argument("--store", action="store_true",
                         help="put the outputs of the default profile into the notebooks themselves")
+    parser.add_argument("--table", action="store_true",
+                        help="only write the README's table anew, from the numbers beside the figures")
     options = parser.parse_args(arguments)
+    if options.table:
+        return _table(options.output / "figures")
     if options.store and options.profile != "default":
         parser.error("--store keeps the outputs of the default profile; leave --profile out")
     try:
@@ -82,6 +96,8 @@ def main(arguments: list[str] | None = None, *, notebooks: Path = ROOT / "notebo
         print(f"all figures: {figures.index(output / 'figures')}")
     except ValueError as error:
         failed["figures/index.html"] = str(error)
+    if options.store and output == ROOT and _table(output / "figures"):
+        failed["README.md"] = "its table was not written"
     print(f"executed notebooks: {output / 'runs' / options.profile}")
     if failed:
         print(f"\n{len(failed)} failed:", file=sys.stderr)

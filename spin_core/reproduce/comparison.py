@@ -1,0 +1,173 @@
+"""The README's table "paper and ours", made from the numbers beside the figures.
+
+Every row is one figure of SPIN's paper: what was published, what the simulator makes of the paper's hardware, and what was
+measured with the embedded models. All numbers come from ``figures/NAME.json``; here is only said which ones, and how to read
+them. A dash: no such series.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from spin_core import figures
+from spin_core.provenance import ROOT
+
+README = ROOT / "README.md"
+START, END = "<!-- table: python -m spin_core.reproduce --table -->", "<!-- end of table -->"
+HEAD = "| figure | what | published | modelled: V100, LLaMA | measured: embedded models |\n|---|---|---|---|---|"
+
+
+class Numbers:
+    """The series of one figure, by kind and label."""
+
+    def __init__(self, document: dict) -> None:
+        self.series = {(s["kind"], s["label"]): dict(zip(map(str, s["x"]), s["y"])) for s in document["series"]}
+
+    def at(self, kind: str, label: str, x) -> float:
+        """y of that series at ``x``. KeyError where it has none."""
+        value = self.series[kind, label][str(x)]
+        if value is None:
+            raise KeyError(x)
+        return value
+
+    def labelled(self, kind: str, start: str = "") -> dict[str, dict]:
+        """The series of that kind whose label begins so."""
+        return {label: s for (k, label), s in self.series.items() if k == kind and label.startswith(start)}
+
+
+def _share(n: Numbers) -> list:
+    def measured() -> str:
+        shares = {label: s["mix"] for label, s in n.labelled("measured").items()}
+        best = sorted(shares, key=shares.get, reverse=True)[:3]
+        return "mix: " + ", ".join(f"{name} {shares[name]:.0%}" for name in best)
+    paper = "LLaMA 265M, one of five SSMs"
+    return [lambda: f"265M: Alpaca {n.at('published', paper, 'Alpaca'):.0%}, CP {n.at('published', paper, 'CP'):.0%}",
+            lambda: "set to the published shares", measured]
+
+
+def _padding(n: Numbers) -> list:
+    return [lambda: f"about {n.at('published', 'speed-up lost to padding', 'batching'):.0%}",
+            lambda: f"{n.at('modelled', 'padded, gathered', 8):.0%} at batch 8, {n.at('modelled', 'padded, gathered', 16):.0%} at 16",
+            lambda: f"{n.at('measured', 'padded, gathered', 8):.0%} at batch 8, {n.at('measured', 'padded, gathered', 16):.0%} at 16"]
+
+
+def _overall(n: Numbers) -> list:
+    def ratios(kind: str) -> Callable[[], str]:
+        def text() -> str:
+            found = []
+            for label, spin in n.labelled(kind, "SPIN, ").items():
+                vanilla = n.series[kind, label.replace("SPIN", "vanilla", 1)]
+                found += [spin[x] / vanilla[x] for x in spin]
+            return _range(found)
+        return text
+    return [lambda: f"about {n.at('published', 'SPIN over vanilla', 'overall'):.2f}×", ratios("modelled"), ratios("measured")]
+
+
+def _ablation(n: Numbers) -> list:
+    rungs = ("+ selection", "+ decomposition", "+ pipeline")
+
+    def ladder(kind: str, label: str) -> Callable[[], str]:
+        return lambda: " → ".join(f"{n.at(kind, label, rung):.2f}×" for rung in rungs)
+    return [ladder("published", "CP, LLaMA-7B"), ladder("modelled", "CP, LLaMA-7B"), ladder("measured", "mix, batch 8")]
+
+
+def _fixed(n: Numbers) -> list:
+    def measured() -> str:
+        spin = n.at("measured", "spin", "tokens/s")
+        fixed = [s["tokens/s"] for label, s in n.labelled("measured", "fixed:").items() if not label.endswith(":none")]
+        return f"{spin / max(fixed):.2f}× the best, {spin / min(fixed):.2f}× the worst"
+    setting = "tokens/s (their setting)"
+    return [lambda: f"{n.at('published', setting, 'SPIN') / n.at('published', setting, 'LLaMA 68M for all'):.2f}× 68M for all",
+            lambda: f"{n.at('modelled', 'CP, LLaMA-7B', 'spin') / n.at('modelled', 'CP, LLaMA-7B', '68M'):.2f}× 68M for all (CP, 7B)",
+            measured]
+
+
+def _bandits(n: Numbers) -> list:
+    setting = "tokens/s (setting unknown)"
+    return [lambda: f"{n.at('published', setting, 'SPIN') / n.at('published', setting, 'rival bandit'):.2f}×", None,
+            lambda: " and ".join(f"{n.at('measured', 'spin, goodput', 'tokens/s') / n.at('measured', f'{rival}, goodput', 'tokens/s'):.2f}× "
+                                 f"{rival}" for rival in ("greedy", "epsilon-greedy"))]
+
+
+def _latency(n: Numbers) -> list:
+    def less(decomposed: float, padded: float) -> str:
+        return f"{1 - decomposed / padded:.0%} less"
+    whole = "whole verification, ms"
+    return [lambda: f"{n.at('published', whole, 'padded'):.0f} → {n.at('published', whole, 'decomposed'):.0f} ms",
+            lambda: f"{n.at('modelled', whole, 'padded'):.0f} → {n.at('modelled', whole, 'decomposed'):.0f} ms",
+            lambda: less(n.at("measured", "decomposed, Alpaca-like, us per layer", 16),
+                         n.at("measured", "padded, Alpaca-like, us per layer", 16)) + " (attention)"]
+
+
+def _memory(n: Numbers) -> list:
+    def less(kind: str, prefix: str, x: int) -> str:
+        a, b = (n.at(kind, f"{prefix}{way}, bytes", x) for way in ("decomposed", "padded_view"))
+        return f"{1 - a / b:.0%} less at batch {x}"
+    return [lambda: "padded runs out of memory at batch 32", lambda: less("modelled", "LLaMA-7B, ", 32),
+            lambda: less("measured", "", 32)]
+
+
+def _micro_batches(n: Numbers) -> list:
+    return [lambda: f"{n.at('published', 'Alpaca, relative to one micro-batch', 4):.2f}×",
+            lambda: f"{n.at('modelled', 'a device per stage', 4):.2f}× (a device per stage, embedded models)",
+            lambda: f"{n.at('measured', 'goodput, tokens per second', 4) / n.at('measured', 'goodput, tokens per second', 1):.2f}×"]
+
+
+def _heuristic(n: Numbers) -> list:
+    return [lambda: "the best number or one next to it", None,
+            lambda: f"{n.at('measured', 'goodput relative to the best fixed count', 'heuristic'):.2f} of the best number's goodput"]
+
+
+ROWS = {"best_ssm_share": ("share of requests for which a drafter is best", _share),
+        "batching_loss": ("share of the speed-up lost to padding", _padding),
+        "overall_goodput": ("SPIN over vanilla speculation", _overall),
+        "ablation": ("selection → decomposition → pipeline, over vanilla", _ablation),
+        "selection_vs_fixed": ("selection over fixed drafters", _fixed),
+        "selection_vs_bandits": ("selection over other bandits", _bandits),
+        "verify_latency": ("verifying 16 requests: padded → decomposed", _latency),
+        "verify_memory": ("memory of a verification, decomposed", _memory),
+        "microbatches": ("four micro-batches over one", _micro_batches),
+        "microbatch_heuristic": ("the heuristic's number of micro-batches", _heuristic)}
+
+
+def table(directory: str | Path | None = None) -> str:
+    """The table in Markdown, from the figures in ``directory`` (default: the checkout's). ValueError for a figure that is
+    missing."""
+    documents = {d["name"]: d for d in figures.read(directory)}
+    if missing := ROWS.keys() - documents.keys():
+        raise ValueError(f"the table needs the figures {', '.join(sorted(missing))}: run their notebooks first")
+    lines = [HEAD]
+    for name, (what, read) in ROWS.items():
+        cells = [_cell(make) for make in read(Numbers(documents[name]))]
+        lines.append(f"| [{name}](figures/{name}.svg) | {what} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def current(readme: str) -> str:
+    """The table that stands in the README. ValueError where its marks are not there."""
+    before, start, rest = readme.partition(START)
+    inside, end, _ = rest.partition(END)
+    if not (start and end):
+        raise ValueError(f"the README has no table between {START!r} and {END!r}")
+    return inside.strip()
+
+
+def write(readme: Path = README, directory: str | Path | None = None) -> None:
+    """Put the table of today's figures into the README."""
+    text = readme.read_text("utf-8")
+    old = current(text)
+    readme.write_text(text.replace(f"{START}\n{old}\n{END}", f"{START}\n{table(directory)}\n{END}"), "utf-8")
+
+
+def _cell(make: Callable[[], str] | None) -> str:
+    try:
+        return make() if make else "–"
+    except KeyError:
+        return "–"
+
+
+def _range(values: list[float]) -> str:
+    if not values:
+        raise KeyError("no values")
+    return f"{min(values):.2f}× to {max(values):.2f}×"
