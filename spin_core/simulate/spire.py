@@ -25,6 +25,7 @@ leaves open is said here:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 HOI = 600.0         # FLOP per byte, about an H100's with 8-bit numbers
 DRAFTED = 4         # k
@@ -128,11 +129,37 @@ def multiplier(system: System, batch: int, context: int, *, target: Body = TARGE
 def cost_ratio(system: System, batch: int, context: int, *, target: Body = TARGET, drafted: int = DRAFTED,
                hoi: float = HOI, window: int | None = None) -> float:
     """Delta t: a step of drafting and verifying over a step of plain decoding."""
-    flop = 2 * target.parameters * batch
-    traffic = (target.parameters + target.kv_bytes(batch, context)) * hoi
-    span = system.span(context, window)
-    draft = max(system.flop(batch), (system.body.parameters + system.body.kv_bytes(batch, span)) * hoi)
-    return (drafted * draft + max((drafted + 1) * flop, traffic)) / max(flop, traffic)
+    plain, draft, verify = (p.time for p in passes(system, batch, context, target=target, drafted=drafted, hoi=hoi,
+                                                   window=window))
+    return (drafted * draft + verify) / plain
+
+
+class Pass(NamedTuple):
+    """A pass in FLOP: its ``arithmetic``, and what could be computed while its ``weights`` and its ``cache`` are
+    read."""
+
+    arithmetic: float
+    weights: float
+    cache: float
+
+    @property
+    def time(self) -> float:
+        """Whichever is longer, arithmetic or traffic."""
+        return max(self.arithmetic, self.weights + self.cache)
+
+
+def passes(system: System, batch: int, context: int, *, target: Body = TARGET, drafted: int = DRAFTED, hoi: float = HOI,
+           window: int | None = None) -> tuple[Pass, Pass, Pass]:
+    """The three passes of the model: the target over one token, the draft over one token, the target verifying.
+
+    MagicDec (arXiv 2408.11049) reads the gain off two ratios of their times, draft / plain and verify / plain, and the
+    number of tokens per verification.
+    """
+    flop, weights = 2 * target.parameters * batch, target.parameters * hoi
+    cache, own = target.kv_bytes(batch, context) * hoi, system.body
+    return (Pass(flop, weights, cache),
+            Pass(system.flop(batch), own.parameters * hoi, own.kv_bytes(batch, system.span(context, window)) * hoi),
+            Pass((drafted + 1) * flop, weights, cache))
 
 
 def window_ratio(context: int, *, batch: int = 64, window: int | None = WINDOW) -> float:

@@ -1,0 +1,115 @@
+"""The lesson on long contexts: what the model says at any setting, what our family measures, and the exercises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from spin_core import figures, theory
+from spin_core.bench import spire as bench
+from spin_core.engine import Engine
+from spin_core.lessons.exercises import Answer, attempt
+from spin_core.lessons.stored import origin, stored_benchmark
+from spin_core.request import SamplingParams
+from spin_core.simulate import spire
+
+CONTEXTS = [2 ** n for n in range(4, 18)]
+LADDER_FILE = "spire-ladder"        # in figures/data/MACHINE, where ``bench spire --ladder`` has been kept
+
+
+def tau(system: spire.System, context: int, drafted: int) -> float:
+    """Tokens per verification when ``drafted`` tokens are drafted: published at 4; else from the acceptance rate that
+    explains the published number if every token is accepted alike."""
+    known = system.tau[min(system.tau, key=lambda length: abs(length - context))]
+    if drafted == spire.DRAFTED:
+        return known
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if theory.expected_tokens(middle, spire.DRAFTED) < known else (low, middle)
+    return float(theory.expected_tokens(low, drafted))
+
+
+def multipliers(batch: int, context: int, drafted: int = spire.DRAFTED, window: int | None = None,
+                hoi: float = spire.HOI) -> dict[str, float]:
+    """Throughput over plain decoding of the three systems."""
+    return {s.name: spire.multiplier(s, batch, context, tau=tau(s, context, drafted), drafted=drafted, hoi=hoi,
+                                     window=window) for s in spire.SYSTEMS}
+
+
+def roofline(batch: int, context: int, drafted: int = spire.DRAFTED, window: int | None = None,
+             hoi: float = spire.HOI) -> dict[str, spire.Pass]:
+    """The passes that the three systems consist of."""
+    out = {}
+    for system in spire.SYSTEMS:
+        plain, draft, verify = spire.passes(system, batch, context, drafted=drafted, hoi=hoi, window=window)
+        out |= {"target, 1 token": plain, f"target, {drafted + 1} tokens": verify, f"{system.name} draft": draft}
+    return out
+
+
+def costs(batch: int, contexts: Sequence[int] = CONTEXTS, window: int | None = None) -> dict[str, list[float]]:
+    """MagicDec's analysis of self-speculation, by context: draft / plain, verify / plain, and the multiplier."""
+    out: dict[str, list[float]] = {"draft": [], "verify": [], "multiplier": []}
+    for context in contexts:
+        plain, draft, verify = (p.time for p in spire.passes(spire.MAGICDEC, batch, context, window=window))
+        out["draft"].append(draft / plain)
+        out["verify"].append(verify / plain)
+        out["multiplier"].append(spire.multiplier(spire.MAGICDEC, batch, context, window=window))
+    return out
+
+
+def acceptance(family, windows: Sequence[str], context: int, prompts: int, max_new_tokens: int, gamma: int = 4) -> list[dict]:
+    """The target drafting for itself on a sparse cache, on joined prompts of about ``context`` tokens: per window what
+    ``bench spire`` tells, from one engine each."""
+    texts = bench.texts(family, prompts, context)["joined"]
+    rows = []
+    for window in windows:
+        engine = Engine(family, f"sparse:target:{window}", gamma, max_batch=prompts, pipeline="off")
+        engine.generate(texts, SamplingParams(max_new_tokens=max_new_tokens))
+        rows.append({"window": window, "prompt_tokens": round(sum(map(len, texts)) / len(texts)),
+                     **bench.agreement(engine)})
+    return rows
+
+
+def measured_ladder() -> tuple[list[dict], dict] | None:
+    """The trained rungs that a machine has recorded, and where they are from; None if none has."""
+    for path in sorted((figures.default_directory() / "data").glob(f"*/{LADDER_FILE}.json")):
+        report = stored_benchmark(f"{path.parent.name}/{LADDER_FILE}")
+        return [row for row in report["rows"] if "rung" in row], origin(report)
+    return None
+
+
+def check_crossing(solution: Callable) -> Answer:
+    """Exercise 9.1: ``solution(weights, cache_per_token, batch)`` is the context from which a pass reads more cache than
+    weights."""
+    for batch in (1, 8, 64):
+        for body in (spire.TARGET, spire.VANILLA.body, spire.TARGET_70B):
+            weights, each = body.parameters, body.kv_bytes(1, 1)
+            answer, verdict = attempt(solution, weights, each, batch)
+            if verdict:
+                return verdict
+            right = weights / (batch * each)
+            if not isinstance(answer, (int, float)) or abs(answer - right) > 1 + 0.001 * right:
+                return Answer("wrong", f"For {weights:,} bytes of weights, {each:,} bytes of cache per token and batch "
+                                       f"{batch}, {answer!r} instead of about {right:,.0f}.")
+    return Answer("right", "A batch shares the weights and nobody's cache: the larger it is, the sooner the cache rules.")
+
+
+def check_entry(solution: Callable) -> Answer:
+    """Exercise 9.2: ``solution(position, sink, ring)`` is the entry of a token in a buffer of ``sink`` entries that stay
+    and ``ring`` entries that are used in turn."""
+    for sink, ring in ((1, 4), (4, 7), (0, 3), (1, 64)):
+        held: dict[int, int] = {}
+        for position in range(3 * (sink + ring) + 2):
+            answer, verdict = attempt(solution, position, sink, ring, called=f"entry({position}, {sink}, {ring})")
+            if verdict:
+                return verdict
+            where = f"With sink {sink} and ring {ring}, position {position}"
+            if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < sink + ring:
+                return Answer("wrong", f"{where} got {answer!r}, which is no entry of 0 ... {sink + ring - 1}.")
+            held[answer] = position
+            lost = [p for p in (*range(min(sink, position + 1)), *range(max(sink, position + 1 - ring), position + 1))
+                    if p not in held.values()]
+            if lost:
+                return Answer("wrong", f"{where} was written to entry {answer}; the token at {lost[0]} is lost by that.")
+    return Answer("right", "The sink stays, the others go round. To draft gamma tokens and take them back, give the ring gamma "
+                           "entries more than the window.")

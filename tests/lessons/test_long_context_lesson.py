@@ -1,0 +1,81 @@
+"""The long-context lesson: its numbers are the model's, its pictures render, its exercises know right from wrong."""
+
+from __future__ import annotations
+
+import pytest
+import tiny
+
+from spin_core import plots as base
+from spin_core.lessons import long_context as lesson
+from spin_core.plots import long_context as plots
+from spin_core.simulate import spire
+from spin_core.widgets import long_context as widgets
+
+
+def test_the_multipliers_are_the_published_ones_and_follow_from_the_passes():
+    assert {k: round(v, 2) for k, v in lesson.multipliers(64, 512).items()} == spire.PUBLISHED
+    passes = lesson.roofline(64, 512)
+    plain, verify, draft = (passes[n].time for n in ("target, 1 token", "target, 5 tokens", "MagicDec draft"))
+    assert lesson.multipliers(64, 512)["MagicDec"] == pytest.approx(3.891 / ((4 * draft + verify) / plain))
+    assert lesson.costs(64, [512])["multiplier"] == [lesson.multipliers(64, 512)["MagicDec"]]
+    assert len(passes) == 5
+
+
+def test_tau_at_other_lengths_grows_and_is_the_published_one_at_four():
+    taus = [lesson.tau(spire.SPIRE, 512, k) for k in range(1, 9)]
+    assert taus == sorted(taus) and taus[3] == 3.401 and 1 < taus[0] < 2
+    assert lesson.tau(spire.SPIRE, 512, 5) - 3.401 < 3.401 - taus[2]
+
+
+def test_magicdecs_two_ratios_fall_with_the_context():
+    lines = lesson.costs(256)
+    assert lines["verify"][0] > 2 and lines["verify"][-1] == pytest.approx(1)   # arithmetic first, the cache in the end
+    assert lines["draft"][0] > .5 and lines["draft"][-1] < .2
+    assert lines["multiplier"][-1] > 2 > 1 > lines["multiplier"][0]
+
+
+def test_pictures_and_widget_render(tmp_path):
+    panel = widgets.model()
+    before = bytes(panel.picture.value)
+    panel.children[0].children[1].value = 65536
+    assert bytes(panel.picture.value) != before and before.startswith(b"\x89PNG")
+    settings = {"B 64, L 512": (lesson.multipliers(64, 512), spire.PUBLISHED)}
+    rows = [{"window": "1/2", "acceptance": .95, "tokens_per_verification": 4.2},
+            {"window": "64", "acceptance": .8, "tokens_per_verification": 3.2}]
+    for figure in (plots.multipliers(settings, [512, 1024], {"1/8": [1.3, 1.2], "64": [1.3, 1.1]}),
+                   plots.costs(lesson.CONTEXTS, {b: lesson.costs(b) for b in (1, 64)}),
+                   plots.ladder(spire.ablation(), {}), plots.ladder(spire.ablation(), {"SPIRe": 1.5}),
+                   plots.acceptance(rows, .9)):
+        assert base.png(figure, 60)
+
+
+def test_acceptance_is_measured_and_falls_with_the_window(monkeypatch):
+    texts = {"joined": [[(3 * i + j) % tiny.VOCAB for i in range(40)] for j in range(3)]}
+    monkeypatch.setattr(lesson.bench, "texts", lambda *args: texts)
+    everything, little = lesson.acceptance(tiny.family(), ["1/1", "2"], 40, 3, 30)
+    assert everything["acceptance"] == 1 and little["acceptance"] < .9 and everything["prompt_tokens"] == 40
+
+
+def test_a_recorded_ladder_is_found_and_a_missing_one_is_none(monkeypatch, tmp_path):
+    monkeypatch.setattr(lesson.figures, "default_directory", lambda: tmp_path)
+    assert lesson.measured_ladder() is None
+    (tmp_path / "data" / "here").mkdir(parents=True)
+    (tmp_path / "data" / "here" / "spire-ladder.json").write_text(
+        '{"name": "spire", "rows": [{"rung": "SPIRe", "steps": 3}, {"window": "64"}], "notes": [], "bars": [], "commit": "c"}')
+    assert lesson.measured_ladder() == ([{"rung": "SPIRe", "steps": 3}], {"commit": "c"})
+
+
+@pytest.mark.parametrize("check, right, wrong", [
+    (lesson.check_crossing, lambda w, c, b: w / (b * c), lambda w, c, b: w / c),
+    (lesson.check_entry, lambda p, s, r: p if p < s else s + (p - s) % r, lambda p, s, r: p % (s + r))])
+def test_exercises(check, right, wrong):
+    assert check(right).status == "right" and check(wrong).status == "wrong"
+    assert check(lambda *a: ...).status == "open"
+    assert check(lambda *a: 1 / 0).status == "wrong" and check(lambda *a: "x").status == "wrong"
+
+
+def test_joined_prompts_are_as_long_as_asked_for():
+    pieces = iter(["one two", "three", "four five six"] * 50)
+    family = tiny.TinyFamily(None, {})
+    family.encode = lambda text: [0] * len(text)
+    assert 300 < len(lesson.bench.joined(family, pieces, 500)) <= 500
