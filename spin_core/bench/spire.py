@@ -49,8 +49,8 @@ def run(args) -> Report:
     half = [row["acceptance"] for row in rows if row.get("window") == "1/2"]
     return Report("spire", rows, [Bar("acceptance of the target's own sparse drafts, window half the context",
                                       min(half, default=None), f">= {BAR}")],
-                  [f"gamma {args.gamma}, batch {args.batch}; acceptance: of the drafted tokens that were tested, those before "
-                   "a draft's first rejection and that one, the share that held; the bar takes the worse group",
+                  [f"gamma {args.gamma}, batch {args.batch}; acceptance: of the drafted tokens that were tested, those "
+                   "before a draft's first rejection and that one, the share that held; the bar takes the worse group",
                    "ladder: tokens per verification at gamma 4 on held-out greedy answers, counted without the engine"])
 
 

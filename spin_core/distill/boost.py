@@ -1,7 +1,7 @@
 """Boost-tuning (SpecInfer, arXiv 2305.09781): a second drafter learns what the first one does not know.
 
-Drafters of a pool that are tuned on the same text agree on what is easy. Here the tokens that an older drafter would have
-drafted right do not count in the loss of the next one, which so spends what it has on the others. Together, merged in a
+Drafters of a pool that are tuned on the same text agree on what is easy. Here the tokens that an older drafter would
+have drafted right do not count in the loss of the next one, which so spends what it has on the others. Together, merged in a
 token tree or chosen between, the two should cover more than two of a kind.
 """
 
@@ -24,7 +24,8 @@ def older(family, name: str, out: Path) -> DraftModel:
     made = out / name / f"{name}.safetensors"
     known = {path_name: path for path_name, path in shipped().items() if not path_name.startswith("table")}
     if not made.exists() and name not in known:
-        raise ValueError(f"boost-after: unknown drafter {name!r}; there are {', '.join(known)}, and those made in {out}")
+        raise ValueError(f"boost-after: unknown drafter {name!r}; there are {', '.join(known)}, and those made in "
+                         f"{out}")
     return load_pruned(made if made.exists() else known[name], family.target, family.vocab_size)
 
 

@@ -32,8 +32,8 @@ def add_arguments(parser) -> None:
     parser.add_argument("--batch", type=int, help="sequences per training step (default 12, on a GPU 128)")
     parser.add_argument("--shard", type=int, help="sequences generated at once (default 96, on a GPU 2048)")
     parser.add_argument("--boost-after", metavar="NAME",
-                        help="learn only what this drafter does not get right: one of the package, or one in --out; the new "
-                             "ones are called DRAFTER-after-NAME")
+                        help="learn only what this drafter does not get right: one of the package, or one in --out; the "
+                             "new ones are called DRAFTER-after-NAME")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("runs/distill"),
@@ -58,9 +58,9 @@ def run(args) -> int:
     return 0
 
 
-def distill(family, recipes: dict[str, Recipe | TableRecipe], out: Path, *, budget: float, answer_tokens: int, seed: int = 0,
-            train_prompts=None, shard_size: int | None = None, settings: dict | None = None, boost_after: str | None = None,
-            tell=print) -> None:
+def distill(family, recipes: dict[str, Recipe | TableRecipe], out: Path, *, budget: float, answer_tokens: int,
+            seed: int = 0, train_prompts=None, shard_size: int | None = None, settings: dict | None = None,
+            boost_after: str | None = None, tell=print) -> None:
     """Data, states, training and files for every recipe; ``budget`` seconds in all, shared equally by the drafters."""
     began = time.time()
     elder = older(family, boost_after, out) if boost_after else None

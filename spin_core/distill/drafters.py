@@ -24,8 +24,8 @@ class Recipe:
     drafter, made by the same script, whose weights and draft vocabulary it begins with instead of the target's layers.
 
     What SPIRe (arXiv 2504.06419) is made of, part by part. ``window``: the tokens its attention sees beside the first,
-    None for all. ``carry``: what a fed drafter reads of drafted tokens (:class:`spin_core.draft.fed.FedLlama`; the "mix"
-    is the feedback memory). ``pruned``: False begins with random layers. ``overlap``: the share of acceptance in the
+    None for all. ``carry``: what a fed drafter reads of drafted tokens (:class:`spin_core.draft.fed.FedLlama`; the
+    "mix" is the feedback memory). ``pruned``: False begins with random layers. ``overlap``: the share of acceptance in the
     loss. ``hard``: learn the tokens that came, not the target's law.
     """
 
@@ -161,8 +161,8 @@ def own_parameters(model: LlamaForCausalLM) -> dict[str, nn.Parameter]:
 
 
 def save(path: Path, model: LlamaForCausalLM, ids: Tensor, metadata: dict[str, str]) -> None:
-    """bf16 safetensors: ``layers.<i>.*``, ``norm.weight``, ``draft_ids``, and ``fuse.weight`` (and ``mix``) if it is fed.
-    How it attends and what it carries on stand in the metadata."""
+    """bf16 safetensors: ``layers.<i>.*``, ``norm.weight``, ``draft_ids``, and ``fuse.weight`` (and ``mix``) if it is
+    fed. How it attends and what it carries on stand in the metadata."""
     tensors = {name: p.detach().to("cpu", torch.bfloat16).contiguous() for name, p in own_parameters(model).items()}
     ways = {} if model.config.window is None else {"window": str(model.config.window)}
     ways |= {} if model.config.carry == "last" else {"carry": model.config.carry}

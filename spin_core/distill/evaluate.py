@@ -57,8 +57,8 @@ def tokens_per_verification(scores: list[Scores], gamma: int) -> float:
 @torch.inference_mode()
 def score(drafter: PreTrainedModel, ids: Tensor | None, target: PreTrainedModel, shard: Shard, states: States,
           batch: int = 16, depth: int = MAX_GAMMA) -> list[Scores]:
-    """Scores of every sequence of the shard, in its order. ``states`` are the target's; ``depth``: how far a fed drafter
-    is followed on its own states."""
+    """Scores of every sequence of the shard, in its order. ``states`` are the target's; ``depth``: how far a fed
+    drafter is followed on its own states."""
     out = []
     for first in range(0, len(shard.lengths), batch):
         out += _score(drafter, ids, target, shard, states, range(first, min(first + batch, len(shard.lengths))), depth)

@@ -4,8 +4,8 @@ With p the target's law on the draft vocabulary (its true part: it sums to less 
 
     loss = (1 - overlap) CE(p, q) - overlap sum min(p, q),
 
-distillation and acceptance, with overlap = .5 in equal parts (SPIRe, arXiv 2504.06419). Both terms have a gradient with respect to the
-drafter's logits z in closed form. With [q < p] the tokens whose overlap can still grow and S = sum of q over them:
+distillation and acceptance, with overlap = .5 in equal parts (SPIRe, arXiv 2504.06419). Both terms have a gradient with
+respect to the drafter's logits z in closed form. With [q < p] the tokens whose overlap can still grow and S = sum of q over them:
 
     d CE / dz = q sum(p) - p        d sum min(p, q) / dz = q [q < p] - q S
 
@@ -58,8 +58,8 @@ def law_loss(body: Tensor, head: Tensor, hidden: Tensor, log_z: Tensor, weight: 
     """The sum over N positions of ``weight [N]`` times their loss, differentiable in ``body`` alone.
 
     ``body [N, d]`` are the drafter's states and ``hidden [N, d]`` the target's, ``head [Vd, d]`` the rows of the head
-    they share, ``log_z [N]`` the log of the target's normaliser over its whole vocabulary. ``overlap``: the share of the
-    second term. With ``said [N]``, the token that came as a column of the draft vocabulary or -1 for another, p is one-hot
-    there: a hard target. Computed in the dtype of ``head``, sums over the vocabulary in float32.
+    they share, ``log_z [N]`` the log of the target's normaliser over its whole vocabulary. ``overlap``: the share of
+    the second term. With ``said [N]``, the token that came as a column of the draft vocabulary or -1 for another, p is
+    one-hot there: a hard target. Computed in the dtype of ``head``, sums over the vocabulary in float32.
     """
     return _LawLoss.apply(body.to(head.dtype), head, hidden.to(head.dtype), log_z, weight, overlap, said)

@@ -31,8 +31,8 @@ class FedLlama(LlamaForCausalLM):
     """A Llama whose input is ``fuse [state at i - 1; embedding(token at i)]``.
 
     ``states [B, T, hidden]``: the state before each token; None is all zeros, as before a first token. What it carries
-    on from token to token while it drafts (``config.carry``): its "last" state, a "mix" of all layers' with the softmax of
-    ``mix [layers + 1]`` as shares (the first is what the first layer reads), or "nothing".
+    on from token to token while it drafts (``config.carry``): its "last" state, a "mix" of all layers' with the softmax
+    of ``mix [layers + 1]`` as shares (the first is what the first layer reads), or "nothing".
     """
 
     def __init__(self, config) -> None:

@@ -23,8 +23,8 @@ class ModelDrafter(Drafter):
 
     ``source`` is a :class:`spin_core.zoo.DraftModel`: the model, and the target ids its logits stand for. Sampling
     requests draw from q under their own temperature and filters, and hand exactly that q to the verifier; greedy
-    requests propose the argmax, which is one-hot. ``window``: what its attention sees, and its cache holds; None is all,
-    or what it was trained with. It drafts ``AHEAD`` tokens at most then.
+    requests propose the argmax, which is one-hot. ``window``: what its attention sees, and its cache holds; None is
+    all, or what it was trained with. It drafts ``AHEAD`` tokens at most then.
     """
 
     def __init__(self, source, slots: int, max_len: int, vocab_size: int | None = None,

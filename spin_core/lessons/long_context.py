@@ -57,7 +57,8 @@ def costs(batch: int, contexts: Sequence[int] = CONTEXTS, window: int | None = N
     return out
 
 
-def acceptance(family, windows: Sequence[str], context: int, prompts: int, max_new_tokens: int, gamma: int = 4) -> list[dict]:
+def acceptance(family, windows: Sequence[str], context: int, prompts: int, max_new_tokens: int,
+               gamma: int = 4) -> list[dict]:
     """The target drafting for itself on a sparse cache, on joined prompts of about ``context`` tokens: per window what
     ``bench spire`` tells, from one engine each."""
     texts = bench.texts(family, prompts, context)["joined"]
@@ -79,8 +80,8 @@ def measured_ladder() -> tuple[list[dict], dict] | None:
 
 
 def check_crossing(solution: Callable) -> Answer:
-    """Exercise 9.1: ``solution(weights, cache_per_token, batch)`` is the context from which a pass reads more cache than
-    weights."""
+    """Exercise 9.1: ``solution(weights, cache_per_token, batch)`` is the context from which a pass reads more cache
+    than weights."""
     for batch in (1, 8, 64):
         for body in (spire.TARGET, spire.VANILLA.body, spire.TARGET_70B):
             weights, each = body.parameters, body.kv_bytes(1, 1)
@@ -91,12 +92,13 @@ def check_crossing(solution: Callable) -> Answer:
             if not isinstance(answer, (int, float)) or abs(answer - right) > 1 + 0.001 * right:
                 return Answer("wrong", f"For {weights:,} bytes of weights, {each:,} bytes of cache per token and batch "
                                        f"{batch}, {answer!r} instead of about {right:,.0f}.")
-    return Answer("right", "A batch shares the weights and nobody's cache: the larger it is, the sooner the cache rules.")
+    return Answer("right", "A batch shares the weights and nobody's cache: the larger it is, the sooner the cache "
+                           "rules.")
 
 
 def check_entry(solution: Callable) -> Answer:
-    """Exercise 9.2: ``solution(position, sink, ring)`` is the entry of a token in a buffer of ``sink`` entries that stay
-    and ``ring`` entries that are used in turn."""
+    """Exercise 9.2: ``solution(position, sink, ring)`` is the entry of a token in a buffer of ``sink`` entries that
+    stay and ``ring`` entries that are used in turn."""
     for sink, ring in ((1, 4), (4, 7), (0, 3), (1, 64)):
         held: dict[int, int] = {}
         for position in range(3 * (sink + ring) + 2):
@@ -110,6 +112,6 @@ def check_entry(solution: Callable) -> Answer:
             lost = [p for p in (*range(min(sink, position + 1)), *range(max(sink, position + 1 - ring), position + 1))
                     if p not in held.values()]
             if lost:
-                return Answer("wrong", f"{where} was written to entry {answer}; the token at {lost[0]} is lost by that.")
-    return Answer("right", "The sink stays, the others go round. To draft gamma tokens and take them back, give the ring gamma "
-                           "entries more than the window.")
+                return Answer("wrong", f"{where} was written to entry {answer}; that loses the token at {lost[0]}.")
+    return Answer("right", "The sink stays, the others go round. To draft gamma tokens and take them back, give the "
+                           "ring gamma entries more than the window.")

@@ -58,8 +58,8 @@ def roofline(passes: Mapping[str, tuple[float, float, float]], gains: Mapping[st
         left.plot([time, time], [y - .42, y + .42], color=INK, linewidth=2)
         left.text(time, y, f"  {time:.2f}", va="center", size=9.5)
     longest = max(max(a, w + c) for a, w, c in passes.values()) / unit
-    left.set(yticks=range(len(passes)), yticklabels=list(passes), ylim=(len(passes) - .4, -.6), xlim=(0, 1.18 * longest),
-             xlabel="time, in passes of plain decoding: the longer bar counts", title="What each pass waits for")
+    left.set(yticks=range(len(passes)), yticklabels=list(passes), ylim=(len(passes) - .4, -.6),
+             xlim=(0, 1.18 * longest), xlabel="time, in passes of plain decoding: the longer bar counts", title="What each pass waits for")
     left.grid(axis="y", visible=False)
     for y, (name, value) in enumerate(gains.items()):
         right.barh(y, value, .6, color=SYSTEMS[name])
@@ -94,8 +94,8 @@ def costs(contexts: Sequence[int], by_batch: Mapping[int, Mapping[str, Sequence[
 
 @styled
 def ladder(published: Mapping[str, tuple[float, float]], ours: Mapping[str, float]) -> Figure:
-    """SPIRe's ablation: published tau and modelled throughput by rung, and ``ours``, tokens per verification of drafters
-    trained here (empty: none has been recorded)."""
+    """SPIRe's ablation: published tau and modelled throughput by rung, and ``ours``, tokens per verification of
+    drafters trained here (empty: none has been recorded)."""
     figure = Figure(figsize=(WIDTH, 3.7), layout="constrained")
     panels = figure.subplots(1, 3 if ours else 2, sharey=True)
     y = np.arange(len(published))
@@ -103,8 +103,8 @@ def ladder(published: Mapping[str, tuple[float, float]], ours: Mapping[str, floa
                ("Throughput over plain", [g for _, g in published.values()], dict(color=tint(GREEN, .85)),
                 "modelled, B 64, L 512")]
     if ours:
-        columns.append(("Tokens per verification", [ours.get(r, np.nan) for r in published], dict(color=tint(BLUE, .85)),
-                        "measured, our family"))
+        columns.append(("Tokens per verification", [ours.get(r, np.nan) for r in published],
+                        dict(color=tint(BLUE, .85)), "measured, our family"))
     for panel, (title, values, style, kind) in zip(panels, columns):
         panel.barh(y, values, .62, **style)
         for row, value in enumerate(values):

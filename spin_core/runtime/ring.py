@@ -4,8 +4,8 @@ Most of a long context can be left out while drafting: attention keeps a few fir
 StreamingLLM, arXiv 2309.17453), and a window of the latest (MagicDec, arXiv 2408.11049; SPIRe, arXiv 2504.06419). A
 request then costs sink + window entries however long its text is, and a drafted token reads only those.
 
-The ring has ``ahead`` entries more than that: so many tokens may be drafted and taken back again before an entry that is
-still needed has been overwritten. Keys keep the positions at which they were made.
+The ring has ``ahead`` entries more than that: so many tokens may be drafted and taken back again before an entry
+that is still needed has been overwritten. Keys keep the positions at which they were made.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ class RingCache(SlotCache):
 class RingStep:
     """The attention of one pass over a :class:`RingCache`; it stands in for the cache, too, while the pass runs.
 
-    New tokens attend to what the ring held before and to each other; only then are they written, for in a long chunk the
-    last ones overwrite what the first ones see. Raises ValueError for a token tree.
+    New tokens attend to what the ring held before and to each other; only then are they written, for in a long chunk
+    the last ones overwrite what the first ones see. Raises ValueError for a token tree.
     """
 
     def __init__(self, batch: RaggedBatch, cache: RingCache) -> None:
@@ -148,8 +148,9 @@ class RingStep:
             new = slice(start, start + count)
             k, v = (torch.cat([store[slot].index_select(1, seen), part[new].transpose(0, 1)], 1)
                     for store, part in ((keys, key), (values, value)))
-            out.append(F.scaled_dot_product_attention(query[None, :, new], k[None], v[None], attn_mask=mask, scale=scale,
-                                                      enable_gqa=query.shape[0] > k.shape[0])[0].transpose(0, 1))
+            attended = F.scaled_dot_product_attention(query[None, :, new], k[None], v[None], attn_mask=mask,
+                                                      scale=scale, enable_gqa=query.shape[0] > k.shape[0])
+            out.append(attended[0].transpose(0, 1))
         slots = self.batch.slot_of[self.rows]
         keys[slots, :, self.entries], values[slots, :, self.entries] = key[self.rows], value[self.rows]
         return torch.cat(out)

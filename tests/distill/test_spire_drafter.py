@@ -1,4 +1,4 @@
-"""SPIRe's parts: what is trained is what is served, rung by rung, and a drafter that learns only what another misses."""
+"""SPIRe's parts: what is trained is what is served, rung by rung, and a drafter that learns what another misses."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def family() -> Family:
 
 @pytest.mark.parametrize("rung", ["SPIRe", "no sparse KV cache", "no feedback memory", "also no target activations"])
 def test_what_is_counted_in_training_is_what_the_engine_does(family, rung, tmp_path):
-    """Window, memory and states: unrolled over whole texts, and served from a ring token by token, to the same count."""
+    """Window, memory and states: unrolled over whole texts, and served from a ring token by token, the same count."""
     model = prune(family.target, RUNGS[rung], torch.arange(30))
     with torch.no_grad():           # every part takes part
         for name, part in own_parameters(model).items():
@@ -98,9 +98,10 @@ def test_rungs_differ_in_what_they_are_called_for(family):
     made = {rung: prune(family.target, recipe, torch.arange(30)) for rung, recipe in RUNGS.items()}
     last = family.target.model.layers[-1].mlp.up_proj.weight
     for rung, model in made.items():
-        assert torch.equal(model.model.layers[0].mlp.up_proj.weight, last) == (rung not in ("random initialisation",
-                                                                                             "also no target activations"))
-        assert hasattr(model, "mix") == (model.config.carry == "mix") == (RUNGS[rung].fed and rung != "no feedback memory")
+        begins_elsewhere = rung in ("random initialisation", "also no target activations")
+        assert torch.equal(model.model.layers[0].mlp.up_proj.weight, last) != begins_elsewhere
+        remembers = RUNGS[rung].fed and rung != "no feedback memory"
+        assert hasattr(model, "mix") == (model.config.carry == "mix") == remembers
     assert {rung_name(r) for r in LADDER} >= {"spire", "spire-no-sparse-KV-cache"} and len(set(LADDER.values())) == 7
     assert SPIRE.window == 64
 
@@ -162,6 +163,7 @@ def test_every_rung_is_trained_and_the_ladder_told(family, tmp_path):
                                           ({"carry": "all"}, "'mix' and carry")])
 def test_a_file_that_contradicts_itself_is_refused(family, tmp_path, change, says):
     save(tmp_path / "a.safetensors", prune(family.target, RUNGS["SPIRe"], torch.arange(30)), torch.arange(30), {})
-    save_file(load_file(tmp_path / "a.safetensors"), tmp_path / "b.safetensors", {"window": "10", "carry": "mix"} | change)
+    facts = {"window": "10", "carry": "mix"} | change
+    save_file(load_file(tmp_path / "a.safetensors"), tmp_path / "b.safetensors", facts)
     with pytest.raises(ValueError, match=says):
         load_pruned(tmp_path / "b.safetensors", family.target, family.vocab_size)

@@ -61,7 +61,8 @@ def test_a_recorded_ladder_is_found_and_a_missing_one_is_none(monkeypatch, tmp_p
     assert lesson.measured_ladder() is None
     (tmp_path / "data" / "here").mkdir(parents=True)
     (tmp_path / "data" / "here" / "spire-ladder.json").write_text(
-        '{"name": "spire", "rows": [{"rung": "SPIRe", "steps": 3}, {"window": "64"}], "notes": [], "bars": [], "commit": "c"}')
+        '{"name": "spire", "rows": [{"rung": "SPIRe", "steps": 3}, {"window": "64"}], "notes": [], "bars": [], '
+        '"commit": "c"}')
     assert lesson.measured_ladder() == ([{"rung": "SPIRe", "steps": 3}], {"commit": "c"})
 
 

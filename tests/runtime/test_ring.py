@@ -46,7 +46,8 @@ def run(window: Window, data, check) -> None:
             del held[slot][runner.cache.lengths[slot]:]         # taken back further than it can: it forgot everything
             room = ROOM - len(held[slot])
             if room:
-                new = data.draw(st.lists(tokens, min_size=1, max_size=min(room, data.draw(st.sampled_from([1, 3, 40])))))
+                most = min(room, data.draw(st.sampled_from([1, 3, 40])))
+                new = data.draw(st.lists(tokens, min_size=1, max_size=most))
                 held[slot] = held[slot] + new
                 batch.append((slot, new))
         if not batch:
