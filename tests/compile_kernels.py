@@ -96,5 +96,13 @@ def decompose() -> None:
         KernelStep(made, c.batch, c.cache, c.heads, Workspace()).attend(0, c.query, c.scale)
 
 
+def runtime() -> None:
+    """Accepted paths of two requests, in bf16."""
+    from spin_core.runtime.cache import SlotCache
+    from spin_core.runtime.compact_kernel import compact
+
+    compact(SlotCache(2, 4, 3, 64, 64, torch.bfloat16), [1, 3], [5, 9], [[1, 2, 5], [3]])
+
+
 if __name__ == "__main__":
-    {"verify": verify, "decompose": decompose, "lessons": lessons}[sys.argv[1]]()
+    {"verify": verify, "decompose": decompose, "runtime": runtime, "lessons": lessons}[sys.argv[1]]()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import tiny
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_engine_law import FILTERED, PLAIN, VOCAB, family, law, p_value, texts
@@ -85,27 +84,28 @@ def test_a_chain_shaped_tree_drafts_and_decides_as_the_chain(drawing):
 
 
 @pytest.mark.parametrize("name, params, count", [
-    ("tree:other:2,2", PLAIN, 4_000), ("tree:near,other:2,1:independent", PLAIN, 4_000),
-    ("tree:near,subset,ngram:2,2::5", FILTERED, 4_000), ("tree:other:3,1:top_k", PLAIN, 2_000),
-    ("tree:other:2,2:naive", FILTERED, 2_000)])
+    ("tree:other:2,2", PLAIN, 2_500), ("tree:near,other:2,1:independent", PLAIN, 2_500),
+    ("tree:near,subset,ngram:2,2::5", FILTERED, 2_500), ("tree:other:3,1:top_k", PLAIN, 1_500),
+    ("tree:other:2,2:naive", FILTERED, 1_500)])
 def test_the_law_of_the_engine_with_trees(name, params, count):
     name = name.replace("::", ":without_replacement:")
     assert p_value(texts(name, 2, params, count), law(params)) > 1e-3
 
 
-def test_a_tree_drawn_in_one_way_and_declared_in_another_is_caught():
-    """The test above has power: without replacement, but tested as if siblings had been drawn independently."""
-    engine = Engine(family(), "tree:other:3,1", 2, max_batch=256, max_len=16)
-    drafter = engine.drafter_called("tree:other:3,1")
+def test_a_tree_that_lies_about_its_law_is_caught():
+    """The test above has power."""
+    engine = Engine(family(), "tree:other:2,1", 2, max_batch=256, max_len=16)
+    drafter = engine.drafter_called("tree:other:2,1")
     honest = drafter.propose
 
     def propose(requests, counts):
         tree = honest(requests, counts)
-        tree.way = "independent"
+        if tree.probs is not None:
+            tree.probs = tree.probs.sqrt() / tree.probs.sqrt().sum(-1, keepdim=True)
         return tree
 
     drafter.propose = propose
-    assert p_value(texts("tree:other:3,1", 2, PLAIN, 3_000, engine), law(PLAIN)) < 1e-6
+    assert p_value(texts("tree:other:2,1", 2, PLAIN, 3_000, engine), law(PLAIN)) < 1e-5
 
 
 @pytest.mark.parametrize("name, why", [
@@ -118,15 +118,3 @@ def test_a_tree_drawn_in_one_way_and_declared_in_another_is_caught():
 def test_what_is_no_tree_is_refused_by_name(name, why):
     with pytest.raises(ValueError, match=why):
         Engine(tiny.family(), name)
-
-
-def test_a_law_that_was_not_drawn_from_is_refused():
-    """top-k children tested with the scores they came from: the engine goes on without that drafter."""
-    engine = Engine(tiny.family(), "tree:near:2,1", 2, max_batch=1, max_len=40)
-    engine.drafter_called("tree:near:2,1").drawing = "without_replacement"
-    tree = engine.drafter_called("tree:near:2,1")
-    with pytest.raises(ValueError, match="top_k children are no draw from their scores"):
-        from spin_core.draft import Tree
-        Tree(torch.tensor([1, 2]), torch.tensor([0, 2]), torch.ones(1, 4) / 4, torch.tensor([0, 0]), None,
-             torch.tensor([-1, -1]), "top_k")
-    assert tree.quick is False

@@ -18,7 +18,7 @@ LARGEST = 512       # nodes
 @dataclass(frozen=True)
 class Shape:
     """A tree of ``len(parents)`` nodes, level by level: ``parents[i]`` is -1 for a child of the committed text, else a
-    node before i. Siblings are in the order of their rank: the first is the drafter's likeliest or first drawn.
+    node before i, and no parent comes before its predecessor's. Siblings are in the order of their rank: the first is the drafter's likeliest or first drawn.
 
     Raises ValueError for parents that are no tree, or not level by level, and for more than ``LARGEST`` nodes.
     """
@@ -29,7 +29,7 @@ class Shape:
         if len(self.parents) > LARGEST:
             raise ValueError(f"a tree of {len(self.parents)} nodes: at most {LARGEST}")
         if any(not -1 <= parent < node for node, parent in enumerate(self.parents)) or \
-                any(a > b for a, b in zip(self.levels, self.levels[1:])):
+                any(a > b for a, b in zip(self.parents, self.parents[1:])):
             raise ValueError(f"parents {list(self.parents)} are no tree written level by level")
 
     @cached_property

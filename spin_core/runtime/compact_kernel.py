@@ -12,7 +12,7 @@ from spin_core.runtime.cache import SlotCache
 
 
 @triton.jit
-def _compact(STORES, PATHS, LIKE, heads, slot_stride, head_stride,
+def _compact(STORES, PATHS, LIKE, slot_stride, head_stride,
              DIM: tl.constexpr, D: tl.constexpr, LONGEST: tl.constexpr):
     """Program (b, s, h): head h of store s of request b. PATHS [B, 3 + LONGEST]: slot, base, nodes, then the nodes.
 
@@ -40,6 +40,6 @@ def compact(store: SlotCache, slots: Sequence[int], bases: Sequence[int], paths:
     for slot, base, path in zip(slots, bases, paths):
         numbers += [slot, base, len(path), *path, *[0] * (longest - len(path))]
     numbers = torch.tensor(numbers, dtype=torch.int64).to(device)
-    _compact[len(paths), len(stores), heads](numbers, numbers[len(stores):], stores[0], heads, stores[0].stride(0),
+    _compact[len(paths), len(stores), heads](numbers, numbers[len(stores):], stores[0], stores[0].stride(0),
                                              stores[0].stride(1), DIM=dim, D=triton.next_power_of_2(dim),
                                              LONGEST=longest)

@@ -17,7 +17,7 @@ TESTS = Path(__file__).parents[1]
 
 def launched(room: str) -> set[str]:
     """Names of the kernels that a room's module launches, ``name[grid](...)``."""
-    source = TESTS.parent / "spin_core" / room / {"verify": "kernel.py", "decompose": "kernels.py",
+    source = TESTS.parent / "spin_core" / room / {"verify": "kernel.py", "decompose": "kernels.py", "runtime": "compact_kernel.py",
                                                       "lessons": "kernel_ladder.py"}[room]
     return {node.func.value.id for node in ast.walk(ast.parse(source.read_text()))
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript)
@@ -25,7 +25,7 @@ def launched(room: str) -> set[str]:
 
 
 @pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton has no compiler for NVIDIA GPUs")
-@pytest.mark.parametrize("room", ["verify", "decompose", "lessons"])
+@pytest.mark.parametrize("room", ["verify", "decompose", "lessons", "runtime"])
 def test_compiles_for_sm_90(room, tmp_path):
     paths = [str(TESTS.parent), str(TESTS), str(TESTS / "decompose")]
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
