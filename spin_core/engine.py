@@ -268,11 +268,11 @@ class Engine:
                 work.append(_Work(request, feed, True))
         return work
 
-    def _select(self, work: list[_Work]) -> list[_Work]:
-        """Let the selector choose drafter and gamma of the requests that decode."""
+    def _select(self, work: list[_Work], others: Sequence[Request] = (), aloft: Sequence[Request] = ()) -> list[_Work]:
+        """Let the selector choose drafter and gamma of those who decode; ``others`` sit in other micro-batches."""
         if self.selection:
             self.selection.seconds = 0.0
-            self.selection.assign([w.request for w in work if w.complete])
+            self.selection.assign([w.request for w in work if w.complete], others, aloft)
         return work
 
     def _draft(self, work: list[_Work]) -> list[_Group]:

@@ -10,7 +10,7 @@ import math
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class Selection:
     """Lets ``selector`` choose drafter and gamma of every request that was not submitted with a drafter of its own.
 
-    ``capacities``: how many requests a drafter may serve in one step; pinned requests take their places first. With
-    ``beside`` a drafter gets to know a text in another thread, while the request goes on with its old drafter
+    ``capacities``: how many of the running requests a drafter may serve at once; pinned ones take their places first.
+    With ``beside`` a drafter gets to know a text in another thread, while the request goes on with its old drafter
     (SPIN's fast switching); else the engine waits for it. ``seconds`` is what the selector took since it was last
     set to 0.
     """
@@ -49,11 +49,19 @@ class Selection:
 
     # ---- before a step
 
-    def assign(self, requests: list[Request]) -> None:
-        """Give every request its drafter and gamma for the coming step."""
+    def assign(self, requests: list[Request], others: Sequence[Request] = (), aloft: Sequence[Request] = ()) -> None:
+        """Give every request its drafter and gamma for the coming step.
+
+        ``others`` sit in other micro-batches; those of them that are ``aloft`` hold their places. A group gets a
+        drafter's places by its share of all requests (rounded up), or the first one would take them all.
+        """
         self._settle(self.catch_ups.collect())
-        taken = Counter(r.drafter for r in requests if r.pinned)
-        room = {name: max(0, capacity - taken[name]) for name, capacity in self.capacities.items()}
+        pinned = Counter(r.drafter for r in requests if r.pinned)
+        held = Counter(r.drafter for r in others if r.pinned or r in aloft)
+        fair = {name: -(-capacity * len(requests) // max(1, len(requests) + len(others)))
+                for name, capacity in self.capacities.items()}
+        room = {name: max(0, min(capacity - held[name], fair[name]) - pinned[name])
+                for name, capacity in self.capacities.items()}
         ours = [r for r in requests if not r.pinned]
         choices = self._ask("assign", lambda: self.selector.assign(self._seats(ours, self._lookups()), room), {})
 

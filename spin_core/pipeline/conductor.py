@@ -136,7 +136,8 @@ class Pipeline:
         for number, group in enumerate(self.groups):
             if number in aloft or not group:
                 continue
-            work = engine._select(engine._plan(group))
+            others = [r for other in self.groups if other is not group for r in other]
+            work = engine._select(engine._plan(group), others, [r for a in self.aloft for r in a.requests])
             executor = self._executor()
             flight = executor.launch(lambda work=work: engine._draft(work), engine._verify, number)
             self.aloft.append(_Aloft(number, [w.request for w in work], flight, time.perf_counter()))

@@ -333,6 +333,24 @@ def test_who_works_for_an_engine_ends_with_it():
 
 # ---- with a selector, and with the heuristic
 
+def test_capacities_hold_for_all_micro_batches_together():
+    from test_selection import Restless as Selector
+
+    engine = pipelined(3, max_batch=6, selector=Selector(["near", "other"], seed=3), capacities={"near": 2, "other": 3})
+    requests = [engine.submit([i, 4], GREEDY) for i in range(8)]
+    requests.append(engine.submit([9, 4], GREEDY, drafter="near", gamma=2))
+    most, groups = 0, set()
+    while engine.queue or engine.running:
+        engine.step()
+        serving = [(r.drafter, a.group) for a in engine.pipeline.aloft for r in a.requests if not r.finished]
+        for name, capacity in (("near", 2), ("other", 3)):
+            assert sum(drafter == name for drafter, _ in serving) <= capacity
+        most = max(most, sum(drafter != "none" for drafter, _ in serving))
+        groups |= {group for drafter, group in serving if drafter != "none"}
+    assert most >= 4 and groups == {0, 1, 2}, "and every group gets some"
+    tiny.assert_sound(engine, requests)
+
+
 def test_a_count_that_changes_all_the_time_is_followed():
     engine = pipelined("restless", max_batch=5)
     requests = engine.generate([[i, 4] for i in range(9)], GREEDY)
