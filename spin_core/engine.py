@@ -109,8 +109,9 @@ class Engine:
     bounds the tokens that the running requests may come to hold together (prompt + max_new_tokens each). Who does
     not fit waits in a queue, first come first served. ``prefill_chunk`` bounds the prompt tokens read per step.
     ``record_laws`` keeps p and q of every drafted position in the trace, for the lessons' widgets. ``verification`` is
-    how the target attends to a ragged batch: "padded", "grouped", "decomposed" (SPIN's pieces), "per-request", or
-    "auto", the cheapest of them on this device. It changes speed, not text.
+    how the target attends to a ragged batch: "padded", "grouped", "decomposed" (SPIN's pieces), "per-request",
+    "flex" (today's kernel without padding), or "auto", the cheapest of the first four on this device. It changes speed,
+    not text.
 
     ``pipeline`` drafts for one part of the batch while another is verified: "off", a number of micro-batches, or "auto",
     which finds the best number by trying. A step then serves one micro-batch, and others may be under way when it

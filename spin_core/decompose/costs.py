@@ -24,9 +24,10 @@ from spin_core.decompose.layout import Heads
 if TYPE_CHECKING:
     from spin_core.decompose.plan import Plan
 
-VERSION = 5         # of the measurement: kept constants of another version are measured anew
+VERSION = 6         # of the measurement: kept constants of another version are measured anew
 ROUNDS = 7
-TRIES, GOOD = 3, 0.2    # a fit is believed when its relative errors are this small (root of the mean square)
+TRIES, GOOD = 3, 0.15   # a fit is believed when its relative errors are this small (root of the mean square)
+PATIENCE = 10.0         # seconds: a busy machine is not measured for longer, but by three rounds at least
 WEIGHTS = 48 << 20  # bytes: more than the caches that the cores of a small machine share
 
 
@@ -122,11 +123,12 @@ def measured(device: torch.device, dtype: torch.dtype, kv: int, group: int, dim:
             return Costs(**kept["costs"])
     except (OSError, ValueError, KeyError, TypeError):
         pass                                            # absent or spoilt: measure
+    began = time.monotonic()
     for _ in range(TRIES):
         costs, misfit = measure(device, dtype, Heads(kv, group), dim)
-        if misfit < GOOD:
+        if misfit < GOOD or time.monotonic() - began > PATIENCE:
             break
-    else:                                               # too busy to be measured; the next process may try
+    if misfit >= GOOD:                                  # too busy to be measured; the next process may try
         return typical(dtype, Heads(kv, group), dim) if device.type == "cpu" else costs
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +145,8 @@ def measure(device: torch.device, dtype: torch.dtype, heads: Heads, dim: int, *,
             rounds: int = ROUNDS) -> tuple[Costs, float]:
     """Time plans that differ in what they charge, and fit the constants to the fastest round of each.
 
-    Returns the constants and how badly they explain the times: the root of the mean squared relative error.
+    Returns the constants and how badly they explain the fastest of the even and of the odd rounds: the root of the
+    mean squared relative error. Where others are busy these differ, however well a line goes through them.
     """
     from spin_core.decompose.plan import plan
     from spin_core.decompose.strategies import step_class
@@ -166,11 +169,11 @@ def measure(device: torch.device, dtype: torch.dtype, heads: Heads, dim: int, *,
             query = torch.randn(heads.kv * heads.group, count * q_len, dim, dtype=dtype, device=device)
             work.append([lambda step=step, query=query, layer=layer: step.attend(layer, query, dim ** -0.5)
                          for layer in range(layers)])
-    seconds = fastest(work, device, rounds)
-    costs = fit(plans, seconds, heads)
-    constants = [getattr(costs, name) for name in FIELDS]
-    errors = [1 - float(features(p, heads) @ constants) / s for p, s in zip(plans, seconds)]
-    return costs, float(np.sqrt(np.mean(np.square(errors))))
+    seconds = timed(work, device, rounds, PATIENCE)
+    costs = fit(plans, seconds.min(1).tolist(), heads)
+    predicted = np.array([features(p, heads) for p in plans]) @ [getattr(costs, name) for name in FIELDS]
+    halves = np.stack([seconds[:, ::2].min(1), seconds[:, 1::2].min(1)])
+    return costs, float(np.sqrt(np.mean(np.square(1 - predicted / halves))))
 
 
 def typical(dtype: torch.dtype, heads: Heads, dim: int) -> Costs:
@@ -181,8 +184,10 @@ def typical(dtype: torch.dtype, heads: Heads, dim: int) -> Costs:
                  pool_score=4e-11 * dim, pool_query=7e-10 * size, merge_call=6e-5, merge_query=1e-10 * size)
 
 
-def fastest(work: list[list[Callable[[], object]]], device: torch.device, rounds: int) -> list[float]:
-    """Seconds per call of the fastest round of each list of calls.
+def timed(work: list[list[Callable[[], object]]], device: torch.device, rounds: int,
+          patience: float = float("inf")) -> np.ndarray:
+    """Seconds per call ``[len(work), rounds]`` of each list of calls in every round; fewer rounds, but three, where they
+    take more than ``patience`` seconds.
 
     The lists take turns, so that all meet the same noise. A CPU makes one call of a list in a round, and finds its
     keys and values in memory, not in a cache: between two layers a model reads its weights. On a GPU the list is
@@ -193,8 +198,11 @@ def fastest(work: list[list[Callable[[], object]]], device: torch.device, rounds
         at_once, work = len(work[0]), [[_recorded(calls)] for calls in work]
     else:
         weights = torch.zeros(WEIGHTS // 4)
-    best = [float("inf")] * len(work)
+    seconds = np.zeros((len(work), rounds))
+    began = time.monotonic()
     for round_ in range(rounds + 1):                    # the first round warms up
+        if round_ > 3 and time.monotonic() - began > patience:
+            return seconds[:, :round_ - 1]
         for i, calls in enumerate(work):
             if weights is not None:
                 weights.add_(1)
@@ -203,8 +211,8 @@ def fastest(work: list[list[Callable[[], object]]], device: torch.device, rounds
             calls[round_ % len(calls)]()
             _wait(device)
             if round_:
-                best[i] = min(best[i], (time.perf_counter() - start) / at_once)
-    return best
+                seconds[i, round_ - 1] = (time.perf_counter() - start) / at_once
+    return seconds
 
 
 def _recorded(calls: list[Callable[[], object]]) -> Callable[[], None]:

@@ -1,12 +1,11 @@
 """Other ways to attend a ragged batch on one cache, to compare with: in the benchmark and its lesson.
 
-:class:`PaddedView` is a padded batch at its best: nothing is gathered, the cache itself is the rectangle. The others
-are today's kernels without padding, both of the torch library: flex attention with a block mask, which skips blocks
-that nobody sees, and flash attention over sequences of any length.
+:class:`PaddedView` is a padded batch at its best: nothing is gathered, the cache itself is the rectangle.
+:class:`VarlenStep` is today's flash attention over sequences of any length.
 
-They have the interface of a step, but the engine does not offer them. The first two multiply what lies behind a
-request's end by zero, so a NaN left there would spread; flash attention wants the keys of all requests packed, which
-a slot cache does not keep. Chains only, no trees.
+They have the interface of a step, but the engine does not offer them. The first multiplies what lies behind a
+request's end by zero, so a NaN left there would spread; the second wants the keys of all requests packed, which a slot
+cache does not keep. Chains only, no trees. The engine's own kernel without padding is :mod:`spin_core.decompose.flex`.
 """
 
 from __future__ import annotations
@@ -61,24 +60,6 @@ class PaddedView:
         return F.scaled_dot_product_attention(query.reshape(slots, -1, group * tall, dim), keys[:, :, :self.width],
                                               values[:, :, :self.width], attn_mask=bias, scale=scale
                                               ).view(slots, heads, tall, dim)
-
-
-class FlexStep(PaddedView):
-    """Flex attention over the cache as it lies. The rows of queries are padded (they are few), the keys are not."""
-
-    def __init__(self, batch: "RaggedBatch", cache: "SlotCache") -> None:
-        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-        super().__init__(batch, cache)
-        slots, _, room, _ = cache.k[0].shape
-        prefix = self.prefix
-        self.mask = create_block_mask(lambda b, h, q, k: k <= prefix[b] + q, slots, None, self.tall, room,
-                                      device=cache.k[0].device)
-        self.flex = torch.compile(flex_attention, dynamic=False)
-
-    def rectangle(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-        return self.flex(query, keys, values, block_mask=self.mask, scale=scale,
-                         enable_gqa=query.shape[1] != keys.shape[1])
 
 
 class VarlenStep:

@@ -8,8 +8,11 @@ import torch
 
 from spin_core.decompose.attend import TorchStep, Workspace
 from spin_core.decompose.costs import Costs, measured
+from spin_core.decompose.flex import FlexStep
 from spin_core.decompose.layout import Heads
 from spin_core.decompose.plan import LARGE, STRATEGIES, Plan, plan
+
+WAYS = (*STRATEGIES, "flex")        # the last needs no plan: its kernel skips what nobody sees
 
 if TYPE_CHECKING:
     from spin_core.runtime.batch import RaggedBatch
@@ -17,15 +20,16 @@ if TYPE_CHECKING:
 
 
 class Attention:
-    """Plans and runs the attention over one cache by the strategy of that name (see :func:`plan`).
+    """Plans and runs the attention over one cache by the strategy of that name (see :func:`plan`), or by "flex", today's
+    kernel without padding (:mod:`spin_core.decompose.flex`).
 
     All strategies give the same result up to the rounding of sums. Costs are measured when the first batch comes
     for which they matter. Raises ValueError for a name that is not known.
     """
 
     def __init__(self, strategy: str, num_heads: int, cache: "SlotCache") -> None:
-        if strategy not in STRATEGIES:
-            raise ValueError(f"unknown verification strategy {strategy!r}; known: {', '.join(STRATEGIES)}")
+        if strategy not in WAYS:
+            raise ValueError(f"unknown verification strategy {strategy!r}; known: {', '.join(WAYS)}")
         self.strategy, self.cache = strategy, cache
         kv = cache.k[0].shape[1]
         self.heads = Heads(kv, num_heads // kv)
@@ -35,12 +39,13 @@ class Attention:
 
     def plan(self, lengths: list[int], q_lens: list[int]) -> Plan:
         """The plan for one step: ``lengths`` are keys per request, in-flight tokens included."""
-        if self.cls is not TorchStep:       # pieces are read in place, all of them at once: nobody stays alone
+        if self.strategy in ("auto", "decomposed") and self.cls is not TorchStep:       # pieces are read in place, all of them at once: nobody stays alone
             return plan(lengths, q_lens, "decomposed", costs=self.costs(), max_len=self.cache.max_len)
         # a single request is best off alone, whatever the device charges
         matters = sum(0 < q <= LARGE for q in q_lens) > (self.strategy == "auto")
         weigh = matters and self.strategy in ("auto", "decomposed")
-        return plan(lengths, q_lens, self.strategy, costs=self.costs() if weigh else None, max_len=self.cache.max_len)
+        return plan(lengths, q_lens, "per-request" if self.strategy == "flex" else self.strategy,
+                    costs=self.costs() if weigh else None, max_len=self.cache.max_len)
 
     def costs(self) -> Costs:
         """What this device charges."""
@@ -55,8 +60,10 @@ class Attention:
         return (TorchStep if wide else self.cls)(made, batch, self.cache, self.heads, self.workspace)
 
 
-def step_class(strategy: str, cache: "SlotCache") -> type[TorchStep]:
+def step_class(strategy: str, cache: "SlotCache") -> type:
     """What runs the plans of a strategy: the Triton kernels for pieces on a CUDA device, torch everywhere else."""
+    if strategy == "flex":
+        return FlexStep
     if strategy in ("auto", "decomposed") and cache.k[0].device.type == "cuda":
         try:
             from spin_core.decompose.kernels import KernelStep

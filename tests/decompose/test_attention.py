@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 from ragged_cases import COSTS, MAX_LEN, Case, ancestors, case, ragged
 
 from spin_core.decompose import STRATEGIES, plan
-from spin_core.decompose.attend import TorchStep, Workspace
+from spin_core.decompose.attend import Workspace
 from spin_core.decompose.plan import LARGE, Piece
 from spin_core.decompose.reference import attend_piece, attend_request, merge
-from spin_core.decompose.strategies import Attention
+from spin_core.decompose.strategies import WAYS, Attention, step_class
 
 TIGHT = dict(rtol=1e-12, atol=1e-12)
 
 
 def attend(c: Case, strategy: str, *, width: int | None = None, layer: int = 0, workspace: Workspace | None = None):
     lengths = [p + n for p, n in zip(c.batch.prefix, c.batch.counts)]
-    made = plan(lengths, c.batch.counts, strategy, costs=COSTS, width=width)
-    step = TorchStep(made, c.batch, c.cache, c.heads, workspace or Workspace())
+    made = plan(lengths, c.batch.counts, "per-request" if strategy == "flex" else strategy, costs=COSTS, width=width)
+    step = step_class(strategy, c.cache)(made, c.batch, c.cache, c.heads, workspace or Workspace())
     return step.attend(layer, c.query, c.scale)
 
 
@@ -67,7 +67,7 @@ def test_pieces_of_any_width_equal_the_textbook(requests, width):
     torch.testing.assert_close(attend(c, "decomposed", width=width), c.expected, **TIGHT)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", WAYS)
 def test_prompts_and_drafts_in_one_batch(strategy):
     """A first chunk, a later chunk, a chain, a tree and a single token."""
     tree = (-1, 0, 0, 1)
@@ -75,7 +75,7 @@ def test_prompts_and_drafts_in_one_batch(strategy):
     torch.testing.assert_close(attend(c, strategy), c.expected, **TIGHT)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", WAYS)
 def test_what_lies_in_unused_memory_does_not_matter(strategy):
     """Bit for bit: not NaN, not infinity, nothing that a request before has left."""
     requests = [(3, 2, None), (44, 5, (-1, -1, 0, 1, 1)), (17, 5, None), (44, 5, None)]
@@ -84,7 +84,7 @@ def test_what_lies_in_unused_memory_does_not_matter(strategy):
     assert outputs[0].isfinite().all()
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", WAYS)
 def test_a_request_of_nans_harms_nobody_else(strategy):
     c = case([(30, 4, None), (30, 4, None), (9, 4, None)])
     c.cache.v[0][c.batch.slots[1], :, 5] = torch.nan
@@ -102,6 +102,21 @@ def test_other_dtypes(strategy, dtype, tolerance):
     out = attend(c, strategy)
     assert out.dtype == dtype
     torch.testing.assert_close(out.double(), c.expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("requests", [[(0, 1, None)], [(5, 0, None), (0, 3, (-1, -1, 0))], [(0, 0, None)],
+                                      [(31, 5, (-1, 0, 0, 1, 2)), (2, 1, None), (48, 3, None)]])
+def test_a_kernel_without_padding_equals_the_textbook(requests):
+    """Fixed cases: the library sets up something for every new shape."""
+    c = case(requests)
+    torch.testing.assert_close(attend(c, "flex"), c.expected, **TIGHT)
+
+
+@pytest.mark.gpu
+def test_a_compiled_kernel_without_padding():
+    c = case([(100, 5, None), (70, 5, (-1, 0, 0, 1, 1)), (9, 3, None), (0, 1, None)], kv=4, group=2, dim=64,
+             dtype=torch.bfloat16, device="cuda", max_len=256)
+    torch.testing.assert_close(attend(c, "flex").double().cpu(), c.expected, rtol=3e-2, atol=3e-2)
 
 
 def test_layers_and_steps_share_a_workspace():

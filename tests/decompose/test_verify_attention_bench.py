@@ -11,7 +11,7 @@ from ragged_cases import case
 from spin_core.bench import verify_attention
 from spin_core.decompose import STRATEGIES, costs, strategies
 from spin_core.decompose.layout import Heads
-from spin_core.decompose.modern import FlexStep, PaddedView, VarlenStep
+from spin_core.decompose.modern import PaddedView, VarlenStep
 
 
 def test_a_padded_view_of_the_cache_gives_the_same_numbers():
@@ -20,7 +20,7 @@ def test_a_padded_view_of_the_cache_gives_the_same_numbers():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("step", [PaddedView, FlexStep, VarlenStep])
+@pytest.mark.parametrize("step", [PaddedView, VarlenStep])
 def test_todays_kernels_give_the_same_numbers(step):
     c = case([(100, 5, None), (70, 5, None), (9, 5, None)], kv=4, group=1, dim=64, dtype=torch.bfloat16, device="cuda",
              max_len=128, poison=0.0)
@@ -31,11 +31,11 @@ def test_todays_kernels_give_the_same_numbers(step):
 def test_the_table_is_whole(monkeypatch):
     monkeypatch.setattr(strategies, "measured", lambda device, dtype, kv, group, dim, threads:
                         costs.typical(dtype, Heads(kv, group), dim))
-    report = verify_attention.run(Namespace(device="cpu", batch=[3], repeats=1))
+    report = verify_attention.run(Namespace(device="cpu", batch=[3], repeats=2))
     assert len(report.rows) == len(verify_attention.SKEWS) * len(verify_attention.DRAFTS)
     for row in report.rows:
         times = [row[f"{name}_us".replace("-", "_")] for name in STRATEGIES]
-        assert min(times) > 0 and row["best_over_auto"] == min(times) / row["auto_us"]
+        assert min(times) > 0 and row["best"] in STRATEGIES and row["best_over_auto"] > 0
         assert row["touched"] >= row["keys"]
     assert [bar.target for bar in report.bars] == ["<= 1.1", ">= 1.5", ">= 1.5", ">= 0.97"]
     assert report.bars[1].value is None, "batch 16 was not measured"
