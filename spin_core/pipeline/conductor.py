@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from spin_core.pipeline import graphs
 from spin_core.pipeline.executor import Executor, Flight, StageTimeout, make_executor
 from spin_core.pipeline.grouping import POLICIES, Item, heaviest, join, split
 from spin_core.pipeline.heuristic import Heuristic, Load
@@ -132,6 +133,8 @@ class Pipeline:
                 return                  # first they land
             self.groups = [[engine.running[i] for i in group] for group in split(items, self.count, self.policy)]
             self._round = _Round()
+            for runner in [engine.target, *(d.runner for d in engine.drafters.values() if hasattr(d, "runner"))]:
+                graphs.attach(runner)       # or there are only launches to overlap
         aloft = {a.group for a in self.aloft}
         for number, group in enumerate(self.groups):
             if number in aloft or not group:

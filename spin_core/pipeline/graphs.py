@@ -12,6 +12,7 @@ never written may hold anything, even NaN, so they are blanked before they are m
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -27,8 +28,8 @@ KEPT = 64               # graphs of one runner; the one that was used longest ag
 
 
 def attach(runner: ModelRunner) -> None:
-    """Let ``runner`` replay graphs where it is on a CUDA device; elsewhere, and for a sparse cache, nothing changes."""
-    if runner.device.type == "cuda" and runner.window is None:
+    """Let ``runner`` replay graphs from now on, on a CUDA device; elsewhere, and for a sparse cache, nothing changes."""
+    if runner.device.type == "cuda" and runner.window is None and runner.graphs is None:
         runner.graphs = Graphs(runner)
 
 
@@ -108,11 +109,16 @@ class _Bucket:
 
 
 class Graphs:
-    """The graphs of one runner, made when a shape first comes up. On a CPU the same passes run without a graph."""
+    """The graphs of one runner, made when a shape first comes up. On a CPU the same passes run without a graph.
+
+    Where a pass cannot be captured (an operator that asks the device, no memory left) all go on without graphs, with a
+    warning.
+    """
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
         self.buckets: OrderedDict[tuple, _Bucket] = OrderedDict()
+        self.failed: Exception | None = None            # what capturing raised
         self.pool = torch.cuda.graph_pool_handle() if runner.device.type == "cuda" else None
 
     @torch.inference_mode()
@@ -125,7 +131,7 @@ class Graphs:
         cache, most = self.runner.cache, max(counts, default=0)
         wide = next((t for t in ROWS if t >= most), None)
         prefix = [cache.lengths[s] for s in slots]
-        if not slots or wide is None or min(counts) < 1 or len(slots) > MOST_REQUESTS or len({*slots}) < len(slots) \
+        if self.failed or not slots or wide is None or min(counts) < 1 or len(slots) > MOST_REQUESTS or len({*slots}) < len(slots) \
                 or max(prefix) + wide > cache.max_len:
             return None
         length = min(cache.max_len, max(SHORTEST, 1 << (max(prefix) + wide - 1).bit_length()))
@@ -140,7 +146,13 @@ class Graphs:
         bucket.inputs.numbers[1:].copy_(places)
         if states is not None:
             bucket.inputs.states.copy_(states[:, source.to(states.device)])
-        logits = bucket.run(self.pool)
+        try:
+            logits = bucket.run(self.pool)
+        except Exception as error:                      # nothing is committed yet: the caller's own pass writes anew
+            self.failed = error
+            self.buckets.clear()
+            warnings.warn(f"no CUDA graphs: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)
+            return None
         wanted = [b * wide + t for b, count in enumerate(counts) for t in range(count)]
         out = logits.index_select(0, torch.tensor([wanted[r] for r in rows], dtype=torch.int64, device=logits.device))
         for slot, count in zip(slots, counts):

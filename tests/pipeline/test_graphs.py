@@ -81,6 +81,32 @@ def test_on_a_cpu_nothing_is_attached():
     assert (runner.graphs is not None) == (runner.device.type == "cuda")
 
 
+def test_what_cannot_be_captured_runs_without_a_graph(monkeypatch):
+    def fails(*_):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    engine = Engine(tiny.family(), "near", 3, max_batch=3)
+    for runner in (engine.target, engine.drafters["near"].runner):
+        runner.graphs = graphs.Graphs(runner)
+    monkeypatch.setattr(graphs._Bucket, "run", fails)
+    with pytest.warns(RuntimeWarning, match="no CUDA graphs: RuntimeError: operation not permitted") as warned:
+        requests = engine.generate([[1, 4], [2, 5, 6], [7]], SamplingParams(max_new_tokens=14))
+    assert len(warned) == 2, "one for each model"
+    for request in requests:
+        tiny.assert_greedy(engine.family.target, request)
+
+
+def test_several_micro_batches_replay_graphs(monkeypatch):
+    def attach(runner):                     # as if this were a CUDA device
+        runner.graphs = runner.graphs or graphs.Graphs(runner)
+
+    monkeypatch.setattr(graphs, "attach", attach)
+    engine = Engine(tiny.family(), "near", 3, max_batch=4, pipeline=2)
+    for request in engine.generate([[1, 4], [2, 5, 6], [7], [8, 9]], SamplingParams(max_new_tokens=14)):
+        tiny.assert_greedy(engine.family.target, request)
+    assert engine.target.graphs.buckets and engine.drafters["near"].runner.graphs.buckets
+
+
 @pytest.mark.parametrize("name", ["near", "subset", "fed"])
 def test_an_engine_on_buckets_writes_the_same_texts(name):
     family = tiny.fed_family() if name == "fed" else tiny.family()
