@@ -186,8 +186,8 @@ def typical(dtype: torch.dtype, heads: Heads, dim: int) -> Costs:
 
 def timed(work: list[list[Callable[[], object]]], device: torch.device, rounds: int,
           patience: float = float("inf")) -> np.ndarray:
-    """Seconds per call ``[len(work), rounds]`` of each list of calls in every round; fewer rounds, but three, where they
-    take more than ``patience`` seconds.
+    """Seconds per call ``[len(work), rounds]`` of each list of calls in every round; fewer rounds, at least three,
+    where they take more than ``patience`` seconds.
 
     The lists take turns, so that all meet the same noise. A CPU makes one call of a list in a round, and finds its
     keys and values in memory, not in a cache: between two layers a model reads its weights. On a GPU the list is

@@ -40,7 +40,8 @@ class FlexStep:
             return TorchStep(made, batch, cache, heads, workspace)
         return super().__new__(cls)
 
-    def __init__(self, made: Plan, batch: "RaggedBatch", cache: "SlotCache", heads: Heads, workspace: Workspace) -> None:
+    def __init__(self, made: Plan, batch: "RaggedBatch", cache: "SlotCache", heads: Heads,
+                 workspace: Workspace) -> None:
         from torch.nn.attention.flex_attention import create_block_mask
 
         self.plan, self.cache, self.gqa = made, cache, heads.group > 1
@@ -74,7 +75,7 @@ class FlexStep:
         self.flex = _compiled() if k.is_cuda else _eager
 
     def attend(self, layer: int, query: Tensor, scale: float) -> Tensor:
-        """``query [heads, N, head_dim]`` -> ``[N, heads, head_dim]``; this layer's keys and values have been written."""
+        """``query [heads, N, head_dim]`` -> ``[N, heads, head_dim]``; keys and values of the layer are written."""
         heads, total, dim = query.shape
         if not total:
             return query.new_empty(0, heads, dim)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 class Attention:
-    """Plans and runs the attention over one cache by the strategy of that name (see :func:`plan`), or by "flex", today's
-    kernel without padding (:mod:`spin_core.decompose.flex`).
+    """Plans and runs the attention over one cache by the strategy of that name (see :func:`plan`), or by "flex",
+    today's kernel without padding (:mod:`spin_core.decompose.flex`).
 
     All strategies give the same result up to the rounding of sums. Costs are measured when the first batch comes
     for which they matter. Raises ValueError for a name that is not known.
@@ -39,7 +39,7 @@ class Attention:
 
     def plan(self, lengths: list[int], q_lens: list[int]) -> Plan:
         """The plan for one step: ``lengths`` are keys per request, in-flight tokens included."""
-        if self.strategy in ("auto", "decomposed") and self.cls is not TorchStep:       # pieces are read in place, all of them at once: nobody stays alone
+        if self.cls not in (TorchStep, FlexStep):   # pieces are read in place, all of them at once: nobody stays alone
             return plan(lengths, q_lens, "decomposed", costs=self.costs(), max_len=self.cache.max_len)
         # a single request is best off alone, whatever the device charges
         matters = sum(0 < q <= LARGE for q in q_lens) > (self.strategy == "auto")

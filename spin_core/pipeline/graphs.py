@@ -28,7 +28,7 @@ KEPT = 64               # graphs of one runner; the one that was used longest ag
 
 
 def attach(runner: ModelRunner) -> None:
-    """Let ``runner`` replay graphs from now on, on a CUDA device; elsewhere, and for a sparse cache, nothing changes."""
+    """Let ``runner`` replay graphs from now on, on a CUDA device; elsewhere and for a sparse cache nothing changes."""
     if runner.device.type == "cuda" and runner.window is None and runner.graphs is None:
         runner.graphs = Graphs(runner)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -128,16 +126,11 @@ def test_a_fit_recovers_the_constants_it_was_made_from():
         assert getattr(found, name) == pytest.approx(getattr(COSTS, name), rel=1e-3, abs=1e-12), name
 
 
-def test_planning_takes_well_under_a_millisecond():
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(50, 1500, 16).tolist()
-    plan(lengths, [5] * 16, "auto", costs=COSTS)
-    times = []
-    for _ in range(30):
-        start = time.perf_counter()
-        plan(lengths, [5] * 16, "auto", costs=COSTS)
-        times.append(time.perf_counter() - start)
-    assert min(times) < 5e-4
+@pytest.mark.parametrize("requests, longest", [(16, 1500), (200, 100_000)])
+def test_planning_weighs_a_bounded_number_of_widths(requests, longest):
+    """What it takes is measured by the benchmark (plan_us); here, that it does not grow with the batch."""
+    lengths = np.random.default_rng(0).integers(50, longest, requests).tolist()
+    assert 100 < len(plan(lengths, [5] * requests, "auto", costs=COSTS).considered) <= 16 * 32
 
 
 def test_the_words_say_what_the_plan_does():
