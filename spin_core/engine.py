@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from spin_core.draft import Draft, Drafter, NullDrafter, Tree, pool
+from spin_core.pipeline.ahead import Ahead
 from spin_core.pipeline.conductor import Pipeline
 from spin_core.request import FinishReason, Request, SamplingParams
 from spin_core.runtime import ModelRunner
@@ -116,7 +117,8 @@ class Engine:
     ``pipeline`` drafts for one part of the batch while another is verified: "off", a number of micro-batches, or "auto",
     which finds the best number by trying. A step then serves one micro-batch, and others may be under way when it
     returns; a request that is cancelled under way gives back its slot when it lands. ``grouping`` says who sits together
-    (:mod:`spin_core.pipeline.grouping`). It changes speed, not text.
+    (:mod:`spin_core.pipeline.grouping`). "ahead" launches a step before the host has read the last one's verdict, where
+    nothing else has to be known for it (:mod:`spin_core.pipeline.ahead`). It changes speed, not text.
 
     Raises ValueError for unknown drafters and strategies, for a drafter beside a selector, and for impossible limits. A bad *request* never raises: it
     comes back finished with ``FinishReason.ERROR`` and says why, and the others go on.
@@ -159,7 +161,8 @@ class Engine:
         if drafter is not None:
             self.drafter_called(drafter)
         self.selection = self._selection(selector, arms, gamma, capacities, fast_switching)
-        self.pipeline = None if pipeline == "off" else Pipeline(self, pipeline, grouping)
+        self.pipeline = None if pipeline == "off" else Ahead(self) if pipeline == "ahead" else \
+            Pipeline(self, pipeline, grouping)
 
     # ---- what callers use
 
@@ -235,8 +238,9 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Serve every running request once; the step's events. Without work it returns an empty list."""
-        if self.pipeline:
-            return self.pipeline.step()
+        return self.pipeline.step() if self.pipeline else self._step()
+
+    def _step(self) -> list[Event]:
         began = time.perf_counter()
         self._admit()
         if not self.running:
@@ -372,7 +376,7 @@ class Engine:
                 verify_seconds=done.verify_seconds, laws=outcome.laws, tree=outcome.tree, **place))
         selecting = self._observe(done.groups, seats, events, outcomes)
         for _, request in members:
-            if request.finish_reason:
+            if request.finish_reason and not (self.pipeline and self.pipeline.under_way(request)):
                 self._leave(request)
         seconds = time.perf_counter() - began
         for event in events:

@@ -40,7 +40,9 @@ def philox(c0: Tensor | int, c1: Tensor | int, c2: Tensor | int, c3: Tensor | in
     """
     words = (c0, c1, c2, c3, seed)
     device = next((x.device for x in words if isinstance(x, Tensor)), None)
-    c0, c1, c2, c3, key = (torch.as_tensor(x, dtype=torch.int64, device=device) for x in words)
+    # full, where a copy from the host would do: for a copy a CUDA device would be waited for
+    c0, c1, c2, c3, key = (x.to(torch.int64) if isinstance(x, Tensor) else
+                           torch.full((), x, dtype=torch.int64, device=device) for x in words)
     keys = torch.broadcast_tensors(key & _WORD, (key >> 32) & _WORD)
     # Two words are worked on at once, for the cost of a small draw is the number of operations.
     shape = torch.broadcast_shapes(*(x.shape for x in (c0, c1, c2, c3, key)))
@@ -48,7 +50,8 @@ def philox(c0: Tensor | int, c1: Tensor | int, c2: Tensor | int, c3: Tensor | in
     multiplied = torch.stack([(x & _WORD).expand(shape) for x in (c2, c0)])     # c2, c0: what is multiplied
     added = torch.stack([x.expand(shape) for x in (c1, c3)])                    # c1, c3: what is only added
     keys = torch.stack(keys).view(2, *[1] * (len(shape) - keys[0].dim()), *keys[0].shape)
-    multipliers, steps = (torch.tensor(x, device=device).view(pair) for x in (_MULTIPLIERS, _KEY_STEPS))
+    multipliers, steps = (torch.stack([torch.full((), x, dtype=torch.int64, device=device) for x in two]).view(pair)
+                          for two in (_MULTIPLIERS, _KEY_STEPS))
     for _ in range(10):
         # int64 products wrap modulo 2**64, which keeps all 64 bits of a 32 x 32 bit product: the high word is
         # in bits 32-63 (the mask drops the copies of the sign that >> shifts in), the low word in bits 0-31.
@@ -89,8 +92,8 @@ def race(weights: Tensor, seed: Tensor, position: Tensor, purpose: int, base: Te
         masses = torch.cat([masses, weights[:, whole:].sum(-1, keepdim=True)], -1)
     groups = masses.shape[-1]
     first = (groups + 3) // 4 if groups > 1 else 0      # blocks of the first round
-    blocks = [torch.arange(first), FINAL + torch.arange((min(columns, GROUP) + 3) // 4)]
-    times = _exponential(torch.cat(blocks).to(weights.device), seed, position, purpose, base)
+    blocks = [torch.arange(n, device=weights.device) for n in (first, (min(columns, GROUP) + 3) // 4)]
+    times = _exponential(torch.cat([blocks[0], FINAL + blocks[1]]), seed, position, purpose, base)
     group = _arrival(masses, times[:, :groups]) if groups > 1 else torch.zeros_like(seed)
     column = group.unsqueeze(-1) * GROUP + torch.arange(min(columns, GROUP), device=weights.device)
     inside = weights.gather(1, column.clamp(max=columns - 1)).masked_fill(column >= columns, 0)

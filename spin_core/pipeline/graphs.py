@@ -36,9 +36,11 @@ def attach(runner: ModelRunner) -> None:
 @dataclass
 class _Inputs:
     """What a pass of B x T rows reads, in memory that stays: ``numbers [4, B * T]`` are token, position, slot and entry
-    of every row; ``states [1, B * T, hidden]`` is for drafters that are fed."""
+    of every row; ``keep [K]``, the rows whose logits are wanted; ``states [1, B * T, hidden]`` is for drafters that are
+    fed."""
 
     numbers: Tensor
+    keep: Tensor
     states: Tensor | None
 
     @property
@@ -74,20 +76,20 @@ class _Attention:
 class _Bucket:
     """One shape: its inputs, the pass over them, and the graph of it."""
 
-    def __init__(self, runner: ModelRunner, batch: int, rows: int, length: int, states: Tensor | None) -> None:
+    def __init__(self, runner: ModelRunner, batch: int, rows: int, length: int, kept: int, states: Tensor | None) -> None:
         numbers = torch.zeros(4, batch * rows, dtype=torch.int64, device=runner.device)
-        self.inputs = _Inputs(numbers, None if states is None else states.new_zeros(1, batch * rows, states.shape[2]))
+        self.inputs = _Inputs(numbers, torch.arange(kept, device=runner.device),
+                              None if states is None else states.new_zeros(1, batch * rows, states.shape[-1]))
         self.ragged = Ragged(self.inputs, runner.cache, _Attention(runner.cache, self.inputs, batch, rows, length))
-        self.everything = torch.arange(batch * rows, device=runner.device)
         self.runner, self.graph, self.logits = runner, None, None
 
     def compute(self) -> Tensor:
         more = {} if self.inputs.states is None else {"states": self.inputs.states}
         return self.runner.model(input_ids=self.inputs.numbers[0][None], position_ids=self.inputs.numbers[1][None],
-                                 use_cache=False, logits_to_keep=self.everything, ragged=self.ragged, **more).logits[0]
+                                 use_cache=False, logits_to_keep=self.inputs.keep, ragged=self.ragged, **more).logits[0]
 
     def run(self, pool) -> Tensor:
-        """The logits of every row ``[B * T, V]``; good until the next run of any bucket."""
+        """The logits ``[K, V]``; good until the next run of any bucket."""
         if self.runner.device.type != "cuda":
             return self.compute()
         if self.graph is None:
@@ -135,7 +137,7 @@ class Graphs:
                 or max(prefix) + wide > cache.max_len:
             return None
         length = min(cache.max_len, max(SHORTEST, 1 << (max(prefix) + wide - 1).bit_length()))
-        bucket = self._bucket(len(slots), wide, length, states)
+        bucket = self._bucket(len(slots), wide, length, len(slots) * wide, states)
         starts = torch.tensor([0, *counts]).cumsum(0)[:-1]
         # padding repeats the request's last token: which row of the pass each row of the bucket stands for
         source = (starts[:, None] + torch.arange(wide).minimum(torch.tensor(counts)[:, None] - 1)).flatten()
@@ -159,11 +161,34 @@ class Graphs:
             cache.lengths[slot] += count
         return out[:, :self.runner.vocab_size]
 
-    def _bucket(self, batch: int, rows: int, length: int, states: Tensor | None) -> _Bucket:
-        key = batch, rows, length, states is None
+    @torch.inference_mode()
+    def resident(self, tokens: Tensor, slots: Tensor, first: Tensor, most: int, keep: Tensor,
+                 states: Tensor | None = None) -> Tensor:
+        """A pass whose numbers are on the device, for a host that does not know them.
+
+        ``tokens [B, T]``, the next T tokens of each request, however many of them are meant; ``slots [B]``; ``first
+        [B]``, the cache entry of the first of them, which the host only knows to be at most ``most``; ``keep [K]``, the
+        flattened rows whose logits are wanted; ``states [B, T, hidden]`` for drafters that are fed. All are int64 on
+        the device. Returns the logits ``[K, V]``, good until the next pass.
+
+        A row that has no room goes to the cache's last entry, which no text needs: whoever fills the one before has
+        reached the limit. ``cache.lengths`` is left as it is.
+        """
+        cache, (batch, rows) = self.runner.cache, tokens.shape
+        length = min(cache.max_len, max(SHORTEST, 1 << (most + rows - 1).bit_length()))
+        bucket = self._bucket(batch, rows, length, len(keep), states)
+        entries = (first[:, None] + torch.arange(rows, device=tokens.device)).clamp_(max=cache.max_len - 1)
+        torch.stack([tokens, entries, slots[:, None].expand_as(entries), entries], out=bucket.inputs.numbers.view(4, batch, rows))
+        bucket.inputs.keep.copy_(keep)
+        if states is not None:
+            bucket.inputs.states.copy_(states.reshape(bucket.inputs.states.shape))
+        return bucket.run(self.pool)[:, :self.runner.vocab_size]
+
+    def _bucket(self, batch: int, rows: int, length: int, kept: int, states: Tensor | None) -> _Bucket:
+        key = batch, rows, length, kept, states is None
         if key not in self.buckets:
             if len(self.buckets) >= KEPT:
                 self.buckets.popitem(last=False)
-            self.buckets[key] = _Bucket(self.runner, batch, rows, length, states)
+            self.buckets[key] = _Bucket(self.runner, batch, rows, length, kept, states)
         self.buckets.move_to_end(key)
         return self.buckets[key]

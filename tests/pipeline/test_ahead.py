@@ -1,0 +1,356 @@
+"""A step ahead: the texts of the engine that waits, and not one number read within a step."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import pytest
+import tiny
+import torch
+from hypothesis import given, settings, strategies as st
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from spin_core.engine import Engine
+from spin_core.pipeline import ahead, resident
+from spin_core.pipeline.ahead import Ahead
+from spin_core.request import FinishReason, SamplingParams
+from spin_core.runtime import transfer
+from spin_core.sampling import SamplingBatch, probabilities
+
+GREEDY = SamplingParams(max_new_tokens=16, stop_ids=())
+SAMPLED = SamplingParams(temperature=1.0, top_k=9, top_p=0.9, max_new_tokens=16, stop_ids=())
+BOTH = (GREEDY, SAMPLED)
+
+
+def engines(drafter: str = "near", gamma: int = 3, **options) -> tuple[Engine, Engine]:
+    """One that waits and one that runs ahead."""
+    family = tiny.fed_family() if drafter == "fed" else tiny.family()
+    return tuple(Engine(family, drafter, gamma, pipeline=how, **options) for how in ("off", "ahead"))
+
+
+def serve(engine: Engine, jobs, cancelled: dict[int, int] | None = None) -> list:
+    """Serve (prompt, params, drafter) while more arrive; cancel request i before step ``cancelled[i]``."""
+    requests = []
+    for now in itertools.count():
+        for prompt, params, drafter in jobs[3 * now:3 * now + 3]:
+            requests.append(engine.submit(prompt, params, drafter=drafter))
+        for i, when in (cancelled or {}).items():
+            if when == now and i < len(requests):
+                engine.cancel(requests[i])
+        if not (engine.queue or engine.running) and len(requests) == len(jobs):
+            tiny.assert_sound(engine, requests)
+            return requests
+        engine.step()
+
+
+@pytest.fixture
+def flights(monkeypatch) -> Counter:
+    """What a test did: launched and landed flights."""
+    seen: Counter = Counter()
+    for name in ("_launch", "_land"):
+        def counted(self, plain=getattr(Ahead, name), name=name):
+            out = plain(self)
+            seen[name.strip("_")] += out is not False
+            return out
+        monkeypatch.setattr(Ahead, name, counted)
+    return seen
+
+
+PARAMS = st.builds(lambda p, seed, most, stop, text: p.with_(seed=seed, max_new_tokens=most, stop_ids=stop, stop=text),
+                   st.sampled_from([*BOTH, SAMPLED.with_(top_k=0, min_p=0.1), SAMPLED.with_(top_k=0, top_p=1.0)]),
+                   st.integers(0, 99), st.integers(1, 20), st.sampled_from([(), (3, 5, 8)]),
+                   st.sampled_from([(), ("ab", "k")]))
+PROMPT = st.lists(st.integers(0, tiny.VOCAB - 1), min_size=1, max_size=12)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.data(), st.sampled_from(["near", "subset", "short", "same", "none", "fed"]), st.integers(0, 4), st.integers(1, 6),
+       st.sampled_from([3, 512]), st.booleans())
+def test_the_same_texts(data, drafter, gamma, max_batch, chunk, mixed):
+    """Arrivals, stops, limits, cancellations; drafters that can fly, and others beside them."""
+    names = [None] if not mixed or drafter == "fed" else [None, None, None, "ngram", "other"]
+    jobs = data.draw(st.lists(st.tuples(PROMPT, PARAMS, st.sampled_from(names)), min_size=1, max_size=5))
+    cancelled = data.draw(st.dictionaries(st.integers(0, 4), st.integers(0, 9), max_size=2))
+    waiting, other = engines(drafter, gamma, max_batch=max_batch, prefill_chunk=chunk)
+    expected, got = serve(waiting, jobs), serve(other, jobs, cancelled)
+    for want, have in zip(expected, got):
+        if have.finish_reason is FinishReason.CANCELLED:
+            assert have.output_ids == want.output_ids[:len(have.output_ids)]
+        else:
+            assert (have.output_ids, have.text, have.finish_reason) == (want.output_ids, want.text, want.finish_reason)
+
+
+@pytest.mark.parametrize("drafter", ["near", "subset", "short", "none", "fed"])
+def test_nearly_every_step_flies(drafter, flights):
+    waiting, other = engines(drafter, max_batch=4)
+    prompts, params = [[i, 4, i] for i in range(2)], [p.with_(max_new_tokens=30) for p in BOTH]
+    expected = [r.output_ids for r in waiting.generate(prompts, params)]
+    assert [r.output_ids for r in other.generate(prompts, params)] == expected
+    assert flights["launch"] == flights["land"] > 0.7 * waiting.steps
+    drafts = [[(e.request, e.context, e.drafted, e.accepted, e.emitted) for e in engine.trace.events if e.kind == "step"]
+              for engine in (waiting, other)]
+    first = [min(r for r, *_ in events) for events in drafts]
+    assert Counter((r - first[0], *map(str, rest)) for r, *rest in drafts[0]) == \
+        Counter((r - first[1], *map(str, rest)) for r, *rest in drafts[1])      # step by step, not just in the end
+
+
+def test_a_stop_is_noticed_one_step_late_and_nothing_behind_it_is_shown(flights):
+    text = engines("none")[0].generate([[1, 4]], GREEDY)[0].output_ids
+    stop = GREEDY.with_(stop_ids=(text[6],))
+    engine = engines("none")[1]
+    request, = engine.generate([[1, 4]], stop)
+    assert request.output_ids == text[:text.index(text[6]) + 1]
+    shown = [e for e in engine.trace.events if e.kind == "step" and e.emitted]
+    assert flights["launch"] == flights["land"] == len(shown) - 1 + 1       # the prompt's step waits; one flew for nothing
+    tiny.assert_idle(engine)
+
+
+def test_a_limit_that_is_sure_to_be_reached_costs_no_flight(flights):
+    engine = engines("none")[1]
+    request, = engine.generate([[1, 4]], GREEDY)
+    assert len(request.output_ids) == 16 and flights["launch"] == 15        # the prompt's step brought the first token
+
+
+def test_others_go_on_where_one_has_ended(flights):
+    waiting, other = engines("near", max_batch=3)
+    params = [GREEDY.with_(max_new_tokens=n) for n in (5, 24, 12)]
+    expected = waiting.generate([[1, 4], [2, 4], [3, 4]], params)
+    got = other.generate([[1, 4], [2, 4], [3, 4]], params)
+    assert [r.output_ids for r in got] == [r.output_ids for r in expected]
+    assert flights["launch"] >= waiting.steps - 2           # nobody landed all because of one
+
+
+def test_a_stream_tells_the_end_of_everyone():
+    engine = engines("near", max_batch=2)[1]
+    events = list(engine.stream([[i, 4] for i in range(5)], GREEDY))
+    assert events == engine.trace.events and sum(e.kind == "finish" for e in events) == 5
+
+
+def test_a_request_that_is_cancelled_under_way_gives_its_slot_back_when_it_lands():
+    engine = engines("near", max_batch=1)[1]
+    first, second = (engine.submit([i, 4], GREEDY.with_(max_new_tokens=20)) for i in (1, 2))
+    while len(engine.pipeline.aloft) < 1:
+        engine.step()
+    engine.cancel(first)
+    assert first.finished and first.slot == 0
+    engine.step()
+    assert first.slot is None and not engine.pipeline.aloft
+    while not second.finished:
+        engine.step()
+    assert second.output_ids == engines("near")[0].generate([[2, 4]], GREEDY.with_(max_new_tokens=20))[0].output_ids
+    tiny.assert_sound(engine, [first, second])
+
+
+# ---- what goes wrong
+
+def failing(model, bad: int, error: type[BaseException], monkeypatch) -> None:
+    """The model's pass number ``bad`` raises."""
+    forward, calls = model.forward, itertools.count(1)
+
+    def fail(*args, **kwargs):
+        if next(calls) == bad:
+            raise error("out of ideas")
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(model, "forward", fail)
+
+
+@pytest.mark.parametrize("bad", [6, 7, 11])
+def test_a_drafter_that_raises_is_retired_and_costs_no_request(bad, monkeypatch):
+    waiting, other = engines("near", max_batch=3)
+    failing(other.drafters["near"].runner.model, bad, RuntimeError, monkeypatch)
+    jobs = [([i, 4, i], GREEDY, None) for i in range(5)]
+    expected = serve(waiting, jobs)
+    with pytest.warns(RuntimeWarning, match="drafter 'near' raised RuntimeError: out of ideas"):
+        got = serve(other, jobs)
+    assert [r.output_ids for r in got] == [r.output_ids for r in expected]
+
+
+@pytest.mark.parametrize("bad", [3, 4, 7])
+@pytest.mark.parametrize("where", ["pass", "verdict"])
+def test_a_target_that_raises_fails_the_step_and_nothing_else(bad, where, monkeypatch):
+    waiting, other = engines("near", max_batch=3)
+    if where == "pass":
+        failing(other.target.model, bad, MemoryError, monkeypatch)
+    else:
+        verify, calls = resident.verify_chain, itertools.count(1)
+
+        def fail(*args):
+            out = verify(*args)             # positions on the device have moved already
+            if next(calls) == bad - 2:
+                raise MemoryError
+            return out
+
+        monkeypatch.setattr(resident, "verify_chain", fail)
+    jobs = [([i, 4, i], BOTH[i % 2].with_(seed=i), None) for i in range(3)]
+    requests, raised = [other.submit(p, q) for p, q, _ in jobs], 0
+    while other.running or other.queue:
+        try:
+            other.step()
+        except MemoryError:
+            raised += 1
+    assert raised == 1 and [r.output_ids for r in requests] == [r.output_ids for r in serve(waiting, jobs)]
+    tiny.assert_sound(other, requests)
+
+
+@pytest.mark.parametrize("drafter", ["near", "none", "same"])
+def test_nan_fails_its_request_alone(drafter):
+    text = engines("none")[0].generate([[1, 4]], GREEDY)[0].output_ids
+    bad = text[6]
+    target = tiny.near(tiny.family().target, noise=0.0)
+    target.get_input_embeddings().weight.data[bad] = torch.nan
+    made = [Engine(tiny.TinyFamily(target, tiny.family().drafters), drafter, 3, pipeline=how) for how in ("off", "ahead")]
+    jobs = [([i, 4], GREEDY, None) for i in range(6)]
+    expected, got = (serve(engine, jobs) for engine in made)
+    failed = [r.finish_reason is FinishReason.ERROR for r in expected]
+    assert any(failed) and not all(failed)
+    assert [(r.output_ids, r.error) for r in got] == [(r.output_ids, r.error) for r in expected]
+
+
+def test_a_drafter_whose_logits_are_nan_drafts_less():
+    broken = tiny.near(tiny.family().target, noise=0.05)
+    broken.get_input_embeddings().weight.data[[2, 8, 24]] = torch.nan
+    family = tiny.TinyFamily(tiny.family().target, {"broken": tiny.TinyDrafter("broken", broken)})
+    made = [Engine(family, "broken", 3, pipeline=how) for how in ("off", "ahead")]
+    jobs = [([i, 4], p.with_(seed=i, max_new_tokens=30), None) for i in (1, 5) for p in BOTH]
+    expected, got = (serve(engine, jobs) for engine in made)
+    assert [r.output_ids for r in got] == [r.output_ids for r in expected]
+    assert {len(e.drafted) for e in made[1].trace.events if e.kind == "step"} >= {0, 3}
+
+
+# ---- what is read
+
+class Questions(TorchFunctionMode):
+    """Whatever makes a host wait for a device: numbers that leave it, shapes that depend on them, copies to and fro."""
+
+    ASKS = {"item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__", "__contains__", "nonzero",
+            "equal", "allclose", "unique", "masked_select", "tensor", "as_tensor"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def __torch_function__(self, call, types, args=(), kwargs=None):
+        name = getattr(call, "__name__", str(call))
+        if name in self.ASKS:
+            self.asked.append(name)
+        return call(*args, **kwargs or {})
+
+
+class Shapes(TorchDispatchMode):
+    """The same below torch's Python: what an operator asks on its own, such as indexing with a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        name = op.overloadpacket.__name__
+        masks = name in ("index", "index_put_", "_index_put_impl_") and \
+            any(x is not None and x.dtype == torch.bool for x in args[1])
+        if masks or name in ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "repeat_interleave"):
+            self.asked.append(name)
+        return op(*args, **kwargs or {})
+
+
+def unseen(*args):
+    """The verdict without the questions of the CPU's reference; the kernel has none (tests/verify/test_progress.py)."""
+    with torch._C.DisableTorchFunction(), torch.utils._python_dispatch._disable_current_modes():
+        return plain_verify(*args)
+
+
+plain_verify = resident.verify_chain
+
+
+@pytest.mark.parametrize("drafter", ["near", "subset", "fed", "none"])
+def test_the_host_reads_once_a_step_and_one_step_late(drafter, monkeypatch):
+    """Of a step in the air: no question while it is launched; then one copy is read, that of the step before."""
+    engine = engines(drafter, max_batch=4)[1]
+    order, launch, read = [], Ahead._launch, transfer.Download.read
+
+    def launched(self):
+        steady = bool(self.aloft)           # seating the requests uploads what the host knows of them
+        with Questions() as outside, Shapes() as inside:
+            out = launch(self)
+        if steady:
+            assert not outside.asked and not inside.asked
+        order.append(("launch", steady))
+        return out
+
+    def reading(self):
+        order.append(("read", None))
+        return read(self)
+
+    monkeypatch.setattr(Ahead, "_launch", launched)
+    monkeypatch.setattr(transfer.Download, "read", reading)
+    monkeypatch.setattr(resident, "verify_chain", unseen)
+    requests = [engine.submit([i, 4, i], BOTH[i % 2].with_(max_new_tokens=24)) for i in range(2)]
+    while engine.queue or engine.running:
+        del order[:]
+        engine.step()
+        if [what for what, _ in order] == ["launch", "read"]:
+            assert order[0][1], "the flight that is read was launched before this one"
+        done = [r.finished for r in requests]
+        assert len(order) <= 3 or any(done)
+    assert engine.steps > 5
+
+
+def test_the_count_notices_questions():
+    x = torch.arange(4)
+    with Questions() as outside, Shapes() as inside:
+        x.tolist(), x.sum().item(), bool(x.sum()), x[x > 1], torch.tensor([1])
+    assert outside.asked == ["tolist", "item", "__bool__", "tensor"] and "index" in inside.asked
+    engine = engines("near")[0]
+    engine.submit([1, 4], SAMPLED)
+    engine.step()
+    with Questions() as outside, Shapes() as inside:
+        engine.step()
+    assert len(outside.asked) > 10          # the step that waits asks all the time
+
+
+@pytest.mark.gpu
+def test_cuda_waits_for_nothing_while_a_step_is_launched(monkeypatch):
+    target, launch, steady = tiny.llama(dtype=torch.float32).to("cuda"), Ahead._launch, []
+    family = tiny.TinyFamily(target, {"near": tiny.TinyDrafter("near", target)})
+    engine = Engine(family, "near", 3, pipeline="ahead")
+    params = SAMPLED.with_(max_new_tokens=60)
+    engine.generate([[1, 4, 1], [2, 4, 2]], params)     # compiles, and captures the graphs
+
+    def watched(self):
+        steady.append(bool(self.aloft))
+        torch.cuda.set_sync_debug_mode("error" if self.aloft else "default")
+        try:
+            return launch(self)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(Ahead, "_launch", watched)
+    engine.generate([[1, 4, 1], [2, 4, 2]], params)
+    assert sum(steady) > 5
+
+
+# ---- the drafter's law
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 200), st.integers(0, 10**6), st.booleans(),
+       st.lists(st.builds(SamplingParams, temperature=st.sampled_from([0.3, 1.0, 2.0]), top_k=st.sampled_from([0, 1, 5, 500]),
+                          top_p=st.sampled_from([1.0, 0.9, 0.05]), min_p=st.sampled_from([0.0, 0.1, 1.0])),
+                min_size=1, max_size=5))
+def test_the_law_by_one_sort_is_the_law(vocab, seed, ties, params):
+    logits = 3 * torch.randn(len(params), vocab, generator=torch.Generator().manual_seed(seed))
+    logits = logits.round() if ties else logits
+    sampling = SamplingBatch.from_params(params)
+    assert torch.equal(resident.law(logits, sampling, True), probabilities(logits, sampling))
+    plain = SamplingBatch.from_params([SamplingParams(temperature=p.temperature) for p in params])
+    assert torch.equal(resident.law(logits, plain, False), probabilities(logits, plain))
+
+
+def test_only_what_needs_nothing_from_the_host_flies(flights):
+    for engine, job in ((Engine(tiny.family(), "ngram", pipeline="ahead"), {}),
+                        (Engine(tiny.family(), "near", pipeline="ahead", record_laws=True), {}),
+                        (Engine(tiny.family(), pipeline="ahead", selector="fixed:near"), {})):
+        engine.generate([[1, 4, 1]], GREEDY)
+        assert not flights
+    assert ahead.DEPTH == 2
