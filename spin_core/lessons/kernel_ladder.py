@@ -13,8 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from spin_core.verify.kernel import _FINAL, _speeds, _uniform
+from spin_core import randomness
+from spin_core.verify.kernel_noise import speeds, uniform
 
+FINAL = tl.constexpr(randomness.FINAL)
 INF = tl.constexpr(float("inf"))
 NONE = tl.constexpr(2**31 - 1)
 
@@ -57,7 +59,7 @@ def accept_kernel(LOGITS, TOKENS, Q, SEED, POSITION, OUT, vocab, BLOCK: tl.const
     lse = lse_of(LOGITS + n * vocab, vocab, BLOCK)
     p = tl.exp(tl.load(LOGITS + n * vocab + token).to(tl.float32) - lse)
     q = tl.load(Q + n * vocab + token)
-    u = _uniform(tl.load(SEED + n), tl.load(POSITION + n))
+    u = uniform(tl.load(SEED + n), tl.load(POSITION + n))
     tl.store(OUT + n, (u * q < p).to(tl.int8))
 
 
@@ -86,7 +88,7 @@ def race_of(ROW, Q, lse, seed, position, rejected, vocab, BLOCK: tl.constexpr):
         if rejected:
             q = tl.load(Q + columns, mask=inside, other=0.0)
             weight = tl.where(weight > q, weight - q, 0.0)
-        speed = weight * _speeds(seed, position, columns, _FINAL)      # 1 / E, from the position's counter
+        speed = weight * speeds(seed, position, columns, FINAL)      # 1 / E, from the position's counter
         top = tl.max(speed)
         if top > best:
             best = top
@@ -126,7 +128,7 @@ def judge(LOGITS, TOKENS, CU, Q, SEED, POSITION, b, vocab, BLOCK: tl.constexpr):
         if going:
             token = tl.load(TOKENS + i)
             p = tl.exp(tl.load(ROW + token).to(tl.float32) - lse)
-            u = _uniform(seed, position + i - start)
+            u = uniform(seed, position + i - start)
             going = u * tl.load(Q + i * vocab + token) < p
             if going:
                 i += 1

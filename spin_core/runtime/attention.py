@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface
 
 from spin_core.decompose.attend import TorchStep
 from spin_core.runtime.batch import RaggedBatch
@@ -55,12 +54,9 @@ def ragged_attention(module: torch.nn.Module, query: Tensor, key: Tensor, value:
     return out.unsqueeze(0), None
 
 
-def no_mask(*args, **kwargs) -> None:
-    """The library need not build a mask: the ragged attention makes its own."""
-
-
+# Under a name without a mask function of its own the library builds no mask, and does not ask the device, pass by pass,
+# whether the positions are those of one sequence. The ragged attention makes its own masks.
 AttentionInterface.register(NAME, ragged_attention)
-AttentionMaskInterface.register(NAME, no_mask)
 
 
 def attach(model: PreTrainedModel) -> None:

@@ -24,6 +24,8 @@ from spin_core.verify import chain
 
 triton = pytest.importorskip("triton")
 kernel = pytest.importorskip("spin_core.verify.kernel")
+from spin_core.lessons.kernel_reads import counted  # noqa: E402
+from spin_core.verify import kernel_filters, kernel_noise, kernel_rows  # noqa: E402
 import triton.language as tl  # noqa: E402
 
 INTERPRETED = triton.knobs.runtime.interpret
@@ -225,40 +227,29 @@ def test_rows_behind_the_first_rejection_do_not_matter(device):
 @pytest.mark.skipif(not INTERPRETED, reason="loads are counted in the interpreter")
 @pytest.mark.parametrize("kind", ["greedy", "sampled", "one-hot"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_bytes_read(monkeypatch, kind, dtype):
-    """Every needed row once; once more the row of a rejection, for its residual; of q only that row; else gathers: of
-    each tested token, and of the group of columns (the last one has 13) that won the draw."""
-    from triton.runtime import interpreter
-
+def test_bytes_read(kind, dtype):
+    """Every needed row once; the row of a rejected draft that was sampled once more, for its residual, and of q that row
+    alone; else gathers: of each tested token, and of the group of columns (the last one has 13) that won the draw."""
     counts, vocab = [4, 8, 0, 1, 4, 8, 4], 333
     logits, draft = make_batch(counts, vocab, seed=11, dtype=dtype)
     if kind == "one-hot":
         draft = Draft(draft.tokens, draft.cu)
     params = [(SamplingParams() if kind == "greedy" else SAMPLED).with_(seed=b) for b in range(7)]
-    loads = []
-    plain = interpreter.InterpreterBuilder.create_masked_load
-
-    def counted(self, ptrs, mask, *rest):
-        loads.append(ptrs.data.flatten()[mask.data.flatten()])
-        return plain(self, ptrs, mask, *rest)
-
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_masked_load", counted)
-    verdict = kernel.verify_chain(logits, draft, SamplingBatch.from_params(params), torch.arange(7), **SMALL)
-    touched = torch.cat([torch.from_numpy(x.astype("int64")) for x in loads])
-
-    def reads(x: Tensor) -> Tensor:
-        """How often each element of x was loaded."""
-        inside = touched[(touched >= x.data_ptr()) & (touched < x.data_ptr() + x.numel() * x.element_size())]
-        return ((inside - x.data_ptr()) // x.element_size()).bincount(minlength=x.numel()).view(x.shape)
-
+    laws = torch.empty(0) if draft.probs is None else draft.probs
+    with counted(logits, laws) as reads:
+        verdict = kernel.verify_chain(logits, draft, SamplingBatch.from_params(params), torch.arange(7), **SMALL)
     accepted = verdict.num_accepted
     request = torch.arange(7).repeat_interleave(draft.counts + 1)
     step = torch.arange(len(logits)) - draft.cu[request] - request
     expected = (step <= accepted[request]).long()
     gathers = torch.zeros(len(logits), dtype=torch.int64)
     rejected = (step == accepted[request]) & (step < draft.counts[request])
+    if kind == "sampled":
+        soft = torch.zeros(len(logits), dtype=torch.bool)
+        soft[step < draft.counts[request]] = draft.prob_row >= 0
+        assert (rejected & soft).sum() >= 2 and (rejected & ~soft).sum() >= 1
+        expected += rejected & soft
     if kind != "greedy":
-        expected += rejected
         gathers += (step <= accepted[request]) & (step < draft.counts[request])
     assert rejected.sum() >= 3
     last = step == accepted[request]
@@ -266,14 +257,14 @@ def test_bytes_read(monkeypatch, kind, dtype):
     size = torch.where(group == vocab // GROUP, vocab % GROUP, GROUP)
     if kind != "greedy":
         gathers += last * size
-    assert torch.equal(reads(logits).sum(-1), expected * vocab + gathers)
+    assert torch.equal(reads[0].sum(-1), expected * vocab + gathers)
     if kind == "sampled":
         tested = (step <= accepted[request]) & (step < draft.counts[request])
         row = (torch.arange(len(logits)) - request)[tested]
         law, again = draft.prob_row[row], (rejected * (vocab + size))[tested]
         want = torch.zeros(len(draft.probs), dtype=torch.int64)
         want.index_add_(0, law[law >= 0], 1 + again[law >= 0])
-        assert torch.equal(reads(draft.probs).sum(-1), want)
+        assert torch.equal(reads[1].sum(-1), want)
 
 
 # ---- filters
@@ -282,7 +273,7 @@ def test_bytes_read(monkeypatch, kind, dtype):
 def _floors(LOGITS, TEMPERATURE, TOP_K, TOP_P, MIN_P, PEAK, TOTAL, OUT, vocab, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     scale = 1.4426950408889634 / tl.load(TEMPERATURE + row).to(tl.float32)
-    floor, total = kernel._filter(LOGITS + row * vocab, vocab, tl.load(PEAK + row), tl.load(TOTAL + row), scale,
+    floor, total = kernel_filters.filtered(LOGITS + row * vocab, vocab, tl.load(PEAK + row), tl.load(TOTAL + row), scale,
                                   tl.load(TOP_K + row), tl.load(TOP_P + row).to(tl.float32),
                                   tl.load(MIN_P + row).to(tl.float32), BLOCK)
     tl.store(OUT + row * 2, floor)
@@ -318,7 +309,7 @@ def test_filters_keep_the_reference_s_tokens(device, ties):
 @triton.jit
 def _noise(SEED, POSITION, OUT, first, BLOCK: tl.constexpr):
     entrant = tl.arange(0, BLOCK)
-    tl.store(OUT + entrant, kernel._speeds(tl.load(SEED), tl.load(POSITION), first + entrant, kernel._FINAL))
+    tl.store(OUT + entrant, kernel_noise.speeds(tl.load(SEED), tl.load(POSITION), first + entrant, kernel_rows._FINAL))
 
 
 def test_noise_is_the_races_and_precise_where_races_are_won(device):
