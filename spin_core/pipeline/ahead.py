@@ -7,8 +7,8 @@ waits, token for token: a draft is as long as it would be (the device knows ever
 number belongs to a position.
 
 Only what needs nothing from the host can fly: decoding with one model drafter, or without any. Prompts, lookup in the
-text, a selector that wants to hear before it chooses, recorded laws, several drafters at once: such a step is taken as ever, after
-everything has landed.
+text, a selector that wants to hear before it chooses, recorded laws, several drafters at once: such a step is taken as
+ever, after everything has landed.
 """
 
 from __future__ import annotations
@@ -93,14 +93,14 @@ class Ahead:
             # who is sure to reach a limit with what is aloft need not fly again
             return self._seats is not None and drafter is last.drafter and all(r in last.requests for r in live) and \
                 any(r.remaining > len(self.aloft) for r in live)
-        return resident.can_draft(drafter, engine.target.device) and all(self._ready(r, drafter) for r in live)
+        width = resident.window(drafter, max(r.gamma for r in live))
+        return resident.can_draft(drafter, engine.target.device) and all(self._ready(r, drafter, width) for r in live)
 
     def _live(self) -> list[Request]:
         return [r for r in self.engine.running if not r.finished]
 
-    def _ready(self, request: Request, drafter: Drafter) -> bool:
-        """Has everybody read the text up to what a flight reads itself?"""
-        width = resident.window(drafter, request.gamma)
+    def _ready(self, request: Request, drafter: Drafter, width: int) -> bool:
+        """Has everybody read the text up to what a flight reads itself: the drafter its window, the target a token?"""
         return bool(request.output_ids) and request.length > width and \
             self.engine.target.cache.lengths[request.slot] == request.length - 1 and \
             (request.gamma == 0 or drafter.missing(request) < width)

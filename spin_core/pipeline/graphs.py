@@ -76,7 +76,8 @@ class _Attention:
 class _Bucket:
     """One shape: its inputs, the pass over them, and the graph of it."""
 
-    def __init__(self, runner: ModelRunner, batch: int, rows: int, length: int, kept: int, states: Tensor | None) -> None:
+    def __init__(self, runner: ModelRunner, batch: int, rows: int, length: int, kept: int,
+                 states: Tensor | None) -> None:
         numbers = torch.zeros(4, batch * rows, dtype=torch.int64, device=runner.device)
         self.inputs = _Inputs(numbers, torch.arange(kept, device=runner.device),
                               None if states is None else states.new_zeros(1, batch * rows, states.shape[-1]))
@@ -178,7 +179,8 @@ class Graphs:
         length = min(cache.max_len, max(SHORTEST, 1 << (most + rows - 1).bit_length()))
         bucket = self._bucket(batch, rows, length, len(keep), states)
         entries = (first[:, None] + torch.arange(rows, device=tokens.device)).clamp_(max=cache.max_len - 1)
-        torch.stack([tokens, entries, slots[:, None].expand_as(entries), entries], out=bucket.inputs.numbers.view(4, batch, rows))
+        torch.stack([tokens, entries, slots[:, None].expand_as(entries), entries],
+                    out=bucket.inputs.numbers.view(4, batch, rows))
         bucket.inputs.keep.copy_(keep)
         if states is not None:
             bucket.inputs.states.copy_(states.reshape(bucket.inputs.states.shape))

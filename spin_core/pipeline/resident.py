@@ -17,15 +17,17 @@ from spin_core.draft import Draft, Drafter, FedDrafter, ModelDrafter, NullDrafte
 from spin_core.pipeline.graphs import Graphs
 from spin_core.randomness import DRAFT, race
 from spin_core.request import Request
+from spin_core.runtime import SlotCache
 from spin_core.runtime.transfer import Mark, upload
 from spin_core.sampling import SamplingBatch
 from spin_core.verify import Progress, verify_chain
 
 
 def can_draft(drafter: Drafter, device: torch.device) -> bool:
-    """Can it draft for a text that the host has not seen? Lookup cannot: it searches in tokens on the host."""
-    return type(drafter) is NullDrafter or \
-        type(drafter) in (ModelDrafter, FedDrafter) and drafter.runner.device == device
+    """Can it draft for a text that the host has not seen? Lookup cannot: it searches in tokens on the host. Nor can a
+    sparse cache: where an entry sits in it is reckoned on the host."""
+    return type(drafter) is NullDrafter or type(drafter) in (ModelDrafter, FedDrafter) and \
+        type(drafter.runner.cache) is SlotCache and drafter.runner.device == device
 
 
 def window(drafter: Drafter, gamma: int) -> int:
@@ -43,8 +45,9 @@ class Seats:
 
     ``recent [B, W]``, the last tokens of each text, W the drafter's window; ``gamma [B]``; ``last [B]``, how many
     tokens a text may have and still want one more drafted (beyond it nothing drafted could be kept). ``progress``
-    holds the texts' lengths, and in ``lengths[0]`` what the target's cache holds of them. ``longest`` is the largest gamma, and ``sampled`` and ``filtered`` say whether any request
-    samples, or filters: the host knows these without asking.
+    holds the texts' lengths, and in ``lengths[0]`` what the target's cache holds of them. ``longest`` is the largest
+    gamma, and ``sampled`` and ``filtered`` say whether any request samples, or filters: the host knows these without
+    asking.
     """
 
     target: Graphs
@@ -87,7 +90,7 @@ class Seats:
 
 @dataclass
 class Drafted:
-    """``tokens [B, gamma]``, of which ``counts [B]`` count; ``laws``, each token's q ``[B, Vd]`` where requests sample."""
+    """``tokens [B, gamma]``, of which ``counts [B]`` count; ``laws``, each token's q ``[B, Vd]`` if any samples."""
 
     tokens: Tensor
     counts: Tensor
@@ -155,7 +158,8 @@ def _flat(seats: Seats, drafted: Drafted, place: Tensor) -> Draft:
     if not drafted.laws:
         return Draft(tokens, cu)
     greedy = seats.sampling.greedy[order // len(place)]
-    return Draft(tokens, cu, torch.stack(drafted.laws, 1).flatten(0, 1), order.masked_fill(greedy, -1), seats.drafter.ids)
+    laws = torch.stack(drafted.laws, 1).flatten(0, 1)
+    return Draft(tokens, cu, laws, order.masked_fill(greedy, -1), seats.drafter.ids)
 
 
 def law(logits: Tensor, sampling: SamplingBatch, filtered: bool) -> Tensor:

@@ -85,9 +85,9 @@ def _finish(TOKENS, OUT, ACCEPTED, FAILED, NEXT, LAST, SLOT, LENGTHS, b, start, 
 
 # What changes from step to step must not compile the kernel anew, nor batch = 1 become a constant.
 @triton.jit(do_not_specialize=["batch", "width", "chunks", "slots", "probs_stride"],
-            do_not_specialize_on_alignment=["TOKENS", "CU", "PROB_ROW", "TEMPERATURE", "TOP_K", "TOP_P", "MIN_P", "SEED",
-                                            "POSITION", "OUT", "ACCEPTED", "FAILED", "NEXT", "LAST", "SLOT", "LENGTHS",
-                                            "PARTS", "WINNERS", "LAWS", "ARRIVED", "COUNTERS", "QUEUE"])
+            do_not_specialize_on_alignment=["TOKENS", "CU", "PROB_ROW", "TEMPERATURE", "TOP_K", "TOP_P", "MIN_P",
+                                            "SEED", "POSITION", "OUT", "ACCEPTED", "FAILED", "NEXT", "LAST", "SLOT",
+                                            "LENGTHS", "PARTS", "WINNERS", "LAWS", "ARRIVED", "COUNTERS", "QUEUE"])
 def _verify(LOGITS, TOKENS, CU, PROBS, PROB_ROW, MAP, TEMPERATURE, TOP_K, TOP_P, MIN_P, SEED, POSITION,
             OUT, ACCEPTED, FAILED, NEXT, LAST, SLOT, LENGTHS, PARTS, WINNERS, LAWS, ARRIVED, COUNTERS, QUEUE,
             batch, vocab, width, chunks, slots, logits_stride, probs_stride,
@@ -128,12 +128,13 @@ def _verify(LOGITS, TOKENS, CU, PROBS, PROB_ROW, MAP, TEMPERATURE, TOP_K, TOP_P,
         if phase == READ:
             peak, total, winner = read(ROW, first, vocab, scale, greedy, BLOCK, TILES)
         elif phase == RACE:
-            peak, total, speed, winner = race(ROW, first, vocab, scale, drafted, seed, here, DRAWN, BLOCK * TILES // DRAWN)
+            peak, total, speed, winner = race(ROW, first, vocab, scale, drafted, seed, here, DRAWN,
+                                              BLOCK * TILES // DRAWN)
             tl.store(parts + 2 * CHUNKS + chunk, speed)
         else:
-            total, speed, winner, speed_p, winner_p = draw(ROW, Q, MAP, first, vocab, scale, peak, inverse, floor, drafted,
-                                                           law >= 0, seed, here, SUBSET, SOFT, DRAWN,
-                                                           BLOCK * TILES // DRAWN)
+            total, speed, winner, speed_p, winner_p = draw(
+                ROW, Q, MAP, first, vocab, scale, peak, inverse, floor, drafted, law >= 0, seed, here, SUBSET, SOFT,
+                DRAWN, BLOCK * TILES // DRAWN)
             tl.store(parts + 2 * CHUNKS + chunk, speed)
             tl.store(parts + 3 * CHUNKS + chunk, speed_p)
             tl.store(winners + CHUNKS + chunk, winner_p)
@@ -152,7 +153,7 @@ def _verify(LOGITS, TOKENS, CU, PROBS, PROB_ROW, MAP, TEMPERATURE, TOP_K, TOP_P,
             total = tl.sum(tl.load(parts + CHUNKS + at, mask=real, other=0.0) * shrink)
             best_of = tl.load(winners + at, mask=real, other=NONE)
             lawful = (total > 0.0) & (total < INF)                  # NaN is neither
-            token = tl.min(tl.where(peaks == peak, best_of, NONE))   # the argmax, of a greedy row
+            token = tl.min(tl.where(peaks == peak, best_of, NONE))   # of a greedy row the argmax
             accepted = lawful & greedy & (drafted == token)
             again = False
             # 2a. The accept test.
@@ -251,7 +252,8 @@ def verify_chain(logits: Tensor, draft: Draft, sampling: SamplingBatch, position
             0 if progress is None else progress.lengths.stride(0), logits.stride(0),
             0 if probs is None else probs.stride(0), SOFT=probs is not None, SUBSET=subset is not None,
             CACHES=-1 if progress is None else len(progress.lengths), CHUNKS=width_of,
-            WIDTH=triton.next_power_of_2(width), BLOCK=block, TILES=tiles, DRAWN=min(drawn, block), num_warps=8, maxnreg=128)
+            WIDTH=triton.next_power_of_2(width), BLOCK=block, TILES=tiles, DRAWN=min(drawn, block), num_warps=8,
+            maxnreg=128)
     return Verdict(accepted, tokens, failed.view(torch.bool))
 
 
