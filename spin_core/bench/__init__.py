@@ -18,7 +18,7 @@ from types import ModuleType
 from spin_core import provenance
 
 NAMES = ("peers", "products", "equality", "load", "verify", "verify-attention", "drafters", "select", "select-live",
-         "simulate", "pipeline", "trees", "spire", "gpu")
+         "simulate", "pipeline", "trees", "spire", "boost", "gpu")
 
 _COMPARE = {">=": operator.ge, "<=": operator.le}
 

@@ -24,7 +24,7 @@ def older(family, name: str, out: Path) -> DraftModel:
     made = out / name / f"{name}.safetensors"
     known = {path_name: path for path_name, path in shipped().items() if not path_name.startswith("table")}
     if not made.exists() and name not in known:
-        raise ValueError(f"boost-after: unknown drafter {name!r}; there are {', '.join(known)}, and those made in "
+        raise ValueError(f"unknown drafter {name!r}; there are {', '.join(known)}, and those made in "
                          f"{out}")
     return load_pruned(made if made.exists() else known[name], family.target, family.vocab_size)
 

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from spin_core.bench import spire as bench
+from spin_core.bench.boost import coverage
 from spin_core.distill import corpus
 from spin_core.distill.boost import missed, older
 from spin_core.distill.command import distill, load
@@ -155,6 +156,13 @@ def test_every_rung_is_trained_and_the_ladder_told(family, tmp_path):
     distill(family, {"second": recipe}, tmp_path, boost_after="spire", **quiet)
     facts = json.loads((tmp_path / "second-after-spire" / "second-after-spire.json").read_text())
     assert facts["boost_after"] == "spire" and 0 < facts["answer_tokens_wanted"] < facts["answer_tokens"]
+    names = [rung_name("random initialisation"), "second-after-spire"]
+    one, other = coverage(family, "spire", names, tmp_path, shards[0], states[0])
+    known = 1 - int(wanted.sum()) / shards[0].answer_tokens
+    assert one["first_right"] == other["first_right"] == pytest.approx(known)
+    for row in (one, other):
+        first, second, either = (row[f"{who}_right"] for who in ("first", "second", "either"))
+        assert max(first, second) <= either <= first + second
     with pytest.raises(ValueError, match="unknown drafter 'nobody'"):
         distill(family, {"second": recipe}, tmp_path, boost_after="nobody", **quiet)
 
