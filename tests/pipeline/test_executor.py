@@ -12,7 +12,7 @@ import torch
 from spin_core.pipeline.executor import (
     CudaStreams, Sequential, StageTimeout, Threads, core_shares, make_executor,
 )
-from spin_core.pipeline.schedule import DRAFT, VERIFY
+from spin_core.pipeline.schedule import DRAFT, STAGES, VERIFY
 
 EXECUTORS = [Sequential, lambda: Threads((1, 1), limit=20)]
 
@@ -157,6 +157,72 @@ def test_many_flights_need_two_threads_and_leave_none_behind():
     while ours() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not ours()
+
+
+class FakeStream:
+    """Remembers which events it was told to wait for; an event is (its stream, how many were recorded before)."""
+
+    current = threading.local()
+
+    def __init__(self, device) -> None:
+        self.device, self.recorded, self.waited, self.synchronized = device, 0, [], 0
+
+    def record_event(self):
+        self.recorded += 1
+        return self, self.recorded
+
+    def wait_event(self, event) -> None:
+        self.waited.append(event)
+
+    def synchronize(self) -> None:
+        self.synchronized += 1
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """CUDA as far as an executor of streams sees it; the streams by the name of their thread."""
+    made = {}
+
+    def current(device):
+        held = vars(FakeStream.current).setdefault("streams", {})
+        return held.setdefault(str(device), FakeStream(str(device)))
+
+    def use(stream) -> None:
+        vars(FakeStream.current).setdefault("streams", {})[stream.device] = stream
+        made[threading.current_thread().name.split("_")[0]] = stream
+
+    for name, fake in dict(is_available=lambda: True, current_stream=current, set_stream=use, set_device=lambda _: None,
+                           Stream=lambda device: FakeStream(str(device))).items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    FakeStream.current = threading.local()
+    return made
+
+
+@pytest.mark.parametrize("drafters", [None, "cuda:1"])
+def test_every_consumer_waits_for_its_producer(streams, drafters):
+    with CudaStreams("cuda:0", drafters, limit=30) as executor:
+        owner = torch.cuda.current_stream("cuda:0")
+        flights = [executor.launch(lambda g=g: g, lambda d: d + 1, g) for g in range(3)]
+        assert [f.result() for f in flights] == [1, 2, 3]
+    drafting, verifying = streams["spin-draft"], streams["spin-verify"]
+    assert drafting is not verifying and drafting.device == (drafters or "cuda:0") and verifying.device == "cuda:0"
+    for number in (1, 2, 3):
+        assert (owner, number) in drafting.waited, "drafting waits for what the owner had committed at launch"
+        assert (drafting, number) in verifying.waited, "verifying waits for its draft"
+        assert (verifying, number) in owner.waited, "and the owner for the verdict"
+    assert verifying.waited.index((drafting, 1)) < verifying.waited.index((drafting, 2))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_memory_is_not_let_go_of_while_a_stream_writes_to_it(streams, stage):
+    def fail(*_):
+        raise MemoryError(stage)
+
+    with CudaStreams("cuda:0", limit=30) as executor:
+        with pytest.raises(MemoryError, match=stage):
+            executor.launch(fail if stage == DRAFT else lambda: 1, fail if stage == VERIFY else lambda d: d).result()
+        assert executor.launch(lambda: 1, lambda d: d + 1).result() == 2
+    assert streams[f"spin-{stage}"].synchronized == 1
 
 
 @pytest.mark.gpu
