@@ -48,8 +48,8 @@ def record(family, limit: int | None, max_new_tokens: int, repeats: int) -> Reco
         np.cumsum([0] + [len(text) for _, text in texts]), np.array([len(prompt) for prompt, _ in texts]),
         tuple(answers.workloads), tuple(f"{w}-{n}" for w, n in zip(answers.workloads, turn)),
         measure(family, models, lookups, repeats), tuple(lookups), about=about)
-    for model in models:
-        recording = recording.compose(f"ngram+{model}", STRICT, model)
+    for name in (*models, *(n for n in lookups if n not in ("ngram", STRICT))):
+        recording = recording.compose(f"ngram+{name}", STRICT, name)
     return recording.take(np.argsort(turn, kind="stable"))
 
 

@@ -43,7 +43,8 @@ class Seat(NamedTuple):
     ``request``: its id. ``emitted``: tokens written so far. ``context``: committed tokens, prompt included.
     ``max_gamma``: how many drafted tokens can still be of use (0 next to its last token). ``current``: the drafter
     of its last step, whose cache is up to date; None before the first. ``found``: how many tokens drafters that
-    look up would propose now, which costs nothing to find out; who is missing there would have to be asked.
+    look up would propose now, which costs nothing to find out; who is missing there would have to be asked, and who
+    would propose nothing is not chosen.
     """
 
     request: int
@@ -136,10 +137,20 @@ class Selector(ABC):
             if name in self.index and name != NONE:
                 room[self.index[name]] = min(capacity, len(seats))
         room[~self.alive] = 0
-        arms = match(self.weights(seats), room, free=self.index[NONE])
+        arms = match(self.only_found(self.weights(seats), seats), room, free=self.index[NONE])
         gammas = np.minimum(self.lengths(seats, arms), [s.max_gamma for s in seats])
         none = Choice(NONE, 0)
         return {s.request: Choice(self.arms[a], int(g)) if g > 0 else none for s, a, g in zip(seats, arms, gammas)}
+
+    def only_found(self, weights: ndarray, seats: Sequence[Seat]) -> ndarray:
+        """The weights, with drafters that would find nothing for a seat below all others: such a step would be plain
+        decoding, and what a request gets from a drafter would be mixed with what it gets from none."""
+        empty = [(b, self.index[name]) for b, seat in enumerate(seats) for name, count in seat.found.items()
+                 if not count and name in self.index]
+        if empty:
+            weights = np.array(weights)
+            weights[tuple(zip(*empty))] = weights.min() - 1
+        return weights
 
     @abstractmethod
     def weights(self, seats: Sequence[Seat]) -> ndarray:

@@ -24,23 +24,26 @@ from spin_core.select.recording import MAX_GAMMA, Recording
 from spin_core.select.replay import Replay, replay
 
 
-class Planned(Selector):
-    """Does what it was told: ``weights [R, arms]`` per request, as :func:`replay` numbers them."""
+class Told(Selector):
+    """Does what it was told, ``plan``, also where the drafter will find nothing."""
 
-    def __init__(self, arms: Sequence[str], plan: ndarray, **options) -> None:
+    def __init__(self, arms: Sequence[str], plan, **options) -> None:
         super().__init__(arms, **options)
         self.plan = plan
+
+    def only_found(self, weights: ndarray, seats: Sequence[Seat]) -> ndarray:
+        return weights
+
+
+class Planned(Told):
+    """Does what it was told: ``weights [R, arms]`` per request, as :func:`replay` numbers them."""
 
     def weights(self, seats: Sequence[Seat]) -> ndarray:
         return self.plan[[s.request for s in seats]]
 
 
-class PlannedSteps(Selector):
+class PlannedSteps(Told):
     """Does what it was told at every position: ``arms`` and ``gammas``, one array per request."""
-
-    def __init__(self, arms: Sequence[str], plan: list[tuple[ndarray, ndarray]], **options) -> None:
-        super().__init__(arms, **options)
-        self.plan = plan
 
     def weights(self, seats: Sequence[Seat]) -> ndarray:
         weights = np.zeros((len(seats), len(self.arms)))

@@ -167,13 +167,13 @@ class _Run:
 
     def _draft(self, name, members, seated, drafted, draft_seconds, extra) -> None:
         """One drafter's part of the step: catching up, and a pass per drafted position over those that go on."""
+        if name in self.recording.composed:     # the second drafts where the first, a lookup, found nothing
+            found, name = self.lookup_finds[name], self.recording.composed[name][1]
+            members = [(b, g) for b, g in members if not found[seated[b].start + seated[b].done]]
         if name in self.recording.lookups:
             for b, _ in members:
                 draft_seconds[b] = self.table[name][len(members)] / len(members)
             return
-        if name in self.recording.composed:     # its model drafts where its lookup found nothing
-            found, name = self.lookup_finds[name], self.recording.composed[name][1]
-            members = [(b, g) for b, g in members if not found[seated[b].start + seated[b].done]]
         members = [(b, g) for b, g in members if g > 0]
         if not members:
             return

@@ -11,8 +11,8 @@ serving), and picks what brings the most tokens per second for the *whole batch*
   with N where tokens per second peak (a verification budget, as in arXiv 2607.05147);
 * exploration costs no draft. A drafter may read along: one pass over text that is already verified says how it would
   have done (arXiv 2510.20064). One that takes a request over does so anyway;
-  others are asked when a request has written 8, 16, 32, ... tokens, if they could be better than the best, for all
-  that is known; so a request that is unlike the others is found out.
+  others are asked when a request has written 8, 16, 32, ... tokens, if they could be so much better than the best,
+  for all that is known, that the pass may pay; so a request that is unlike the others is found out.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from spin_core.select.costs import AffineCost
 from spin_core.select.survival import Survival
 
 LISTEN = 8          # tokens after which others are first asked
+CHANCE = 0.16       # that a drafter is better than one standard deviation above what is believed of it
 TOGETHER = 3        # drafters in one step, at most: each costs a pass of its own
 
 
@@ -156,9 +157,15 @@ class SpinFull(Selector):
         if not due:
             return {}
         self._look(due)
-        best = self._gain(len(seats))[0].max(1)
+        gain, tokens, _, _ = self._gain(len(seats))
+        best, seat = gain.argmax(1), np.arange(len(due))
         self._look(due, self.bold)
-        could = (self._gain(len(seats))[0] > best[:, None]) & self.alive
+        better = self._gain(len(seats))[0] - gain[seat, best][:, None]
+        # what a better drafter would bring until the end, against the tokens that others could be served meanwhile
+        steps = np.array([s.max_gamma for s in due]) / tokens[seat, best]
+        unread = np.array([s.context if s.emitted < 2 * LISTEN else s.emitted / 2 for s in due])
+        price = self.goodput * (self.per_pass + self.per_row * unread[:, None])
+        could = (better * steps[:, None] * CHANCE > price) & (better > 0) & self.alive
         could[:, self.none] = False
         self.due |= {s.request: 2 * s.emitted for s in due}
         return {s.request: [self.arms[a] for a in np.flatnonzero(others)] for s, others in zip(due, could)}

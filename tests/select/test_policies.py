@@ -93,6 +93,16 @@ def test_near_the_end_nobody_drafts_more_than_can_be_of_use(policy):
         selector.observe([outcome(0, choice)])
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_drafter_that_would_find_nothing_is_not_chosen(policy):
+    selector = build(policy, seed=2)
+    for step in range(60):
+        seats = [Seat(r, step, step + 5, 8, found={"a": 0, "b": r % 2}) for r in range(4)]
+        choices = selector.assign(seats)
+        assert all(c.drafter != "a" and (c.drafter != "b" or r % 2) for r, c in choices.items())
+        selector.observe([outcome(r, c, accepted=1) for r, c in choices.items()])
+
+
 @pytest.mark.parametrize("policy", ["spin", "spin-full", "greedy", "epsilon-greedy", "ucb", "thompson", "exp3", "hedge"])
 def test_learners_find_a_drafter_that_is_far_better(policy):
     selector = build(policy, seed=0)
