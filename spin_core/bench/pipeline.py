@@ -35,12 +35,12 @@ PICKING = 2             # runs of every count, to pick the best one
 
 def add_arguments(parser) -> None:
     parser.add_argument("--batch", type=int, default=8, help="requests served at once (default 8)")
-    parser.add_argument("--counts", type=int, nargs="+", default=[1, 2, 3, 4, 8],
-                        help="micro-batches (default 1 2 3 4 8)")
+    parser.add_argument("--counts", type=int, nargs="+", default=[1, 2, 4, 8],
+                        help="micro-batches (default 1 2 4 8)")
     parser.add_argument("--drafter", help="who drafts (default: the family's first)")
     parser.add_argument("--gamma", type=int, default=4)
     parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=7, help="turns of the comparison with the best (default 7)")
+    parser.add_argument("--repeats", type=int, default=5, help="turns of the comparison with the best (default 5)")
     parser.add_argument("--rounds", type=int, default=60, help="rounds of the synthetic stages (default 60)")
 
 

@@ -9,8 +9,9 @@ trying is bounded in three ways:
   takes was seen when so few requests ran. Where even that bound promises less than ``WORTH``, nothing is tried.
 * **A trial ends as soon as it is clear.** A count that loses a tenth is dropped after two rounds; one that is as good
   as the incumbent may take longer, as that costs nothing.
-* **A purse.** The time that trials lost is paid from ``EFFORT`` of the time served. And a load under which a trial was
-  in vain is left alone for twice as long before the next.
+* **A purse.** The time that trials lost is paid from ``EFFORT`` of the time served; only where that bound is
+  ``PROMISING`` the first trial is on credit. And a load under which a trial was in vain is left alone for twice as
+  long before the next.
 
 A trial compares a challenger, one micro-batch more or one fewer, with the incumbent's latest rounds. Clearly better:
 it becomes the incumbent. Neither better nor worse: the climb goes on across flat ground, and of equal counts the
@@ -33,6 +34,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 WORTH = 0.03            # what overlap must promise to be tried
+PROMISING = 0.2         # what it must promise for the first trial to come before there is anything in the purse
 EFFORT = 0.03           # of the time served: what trials may lose in the long run
 HOPELESS = 0.1          # a fall so large ends a trial at once
 PRECISION = 0.005       # of a median, as a share of it: better it need not be known
@@ -116,6 +118,7 @@ class Heuristic:
         self.most, self.least, self.enough = most, least, enough
         self.decisions: list[Decision] = []
         self.purse = 0.0                            # seconds that trials may still lose
+        self._credit = True                         # nothing was tried so far
         self._places: deque[_Place] = deque(maxlen=PLACES)
         self._now: _Place | None = None
         self._trial: _Trial | None = None
@@ -180,7 +183,10 @@ class Heuristic:
             if place.count == 1:
                 self._passes.setdefault(load.batch, deque(maxlen=16)).append(stages)
         place.wait -= 1
-        if place.wait > 0 or len(self._recent) < self.least or place.proven and self.purse < place.cost * usual:
+        if place.wait > 0 or len(self._recent) < self.least:
+            return
+        if place.proven and self.purse < place.cost * usual and not (
+                self._credit and PROMISING <= self.bound(load.batch, requests, place.count + 1) - 1 < math.inf):
             return
         place.rates[place.count] = statistics.median(self._recent)
         if not self._begin(place.count + (1 if place.up else -1), load, requests, time):
@@ -219,7 +225,7 @@ class Heuristic:
                 place.vetoed = count
                 self._decide("one more can only lose" if gain < 0 else f"one more gains {gain:.0%} at most", time)
             return False
-        self._trial = _Trial(count)
+        self._trial, self._credit = _Trial(count), False
         self._decide("try one more" if more else "try one fewer", time)
         return True
 

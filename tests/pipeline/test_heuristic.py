@@ -195,6 +195,17 @@ def test_the_veto_never_keeps_from_a_gain():
         assert curve[heuristic._now.count - 1] >= 0.97 * max(curve)
 
 
+def test_where_much_could_be_gained_the_first_trial_comes_early():
+    for draft, tried in ((0.1, True), (0.01, False)):
+        curve, stages = stage_clock(draft, 0.1, 0.0)
+        heuristic = Heuristic(8)
+        serve(heuristic, curve, 40, stages=stages)
+        assert heuristic.count == (2 if tried else 1)
+    heuristic = Heuristic(8)
+    serve(heuristic, LOSING, 80, stages=lambda m: (0.4 * m, 0.4))       # it promises much, and does not keep it
+    assert [d.why for d in heuristic.decisions] == ["start with one", "try one more", "more is worse"], "on credit once"
+
+
 def test_a_busy_target_cannot_be_busier():
     heuristic, stages = Heuristic(8), {1: (0.05, 0.1), 2: (0.05, 0.1)}
     serve(heuristic, [8 / 0.15, 8 / 0.1, *[1] * 6], 300, stages=lambda m: stages[m])
