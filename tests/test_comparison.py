@@ -21,7 +21,7 @@ def test_every_row_names_a_figure_and_what_was_published_and_measured():
     for line in lines:
         name, _, published, modelled, _ = re.fullmatch(r"\| (.+) \| (.+) \| (.+) \| (.+) \| (.+) \|", line).groups()
         assert re.fullmatch(r"\[(\w+)\]\(figures/\1\.svg\)", name) and published != "–", line
-    assert sum("–" in line for line in lines) <= 5
+    assert sum("| – |" in line for line in lines) <= 5
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def copy(tmp_path):
     folder = tmp_path / "figures"
     folder.mkdir()
     for document in figures.read():
-        if document["name"] in comparison.ROWS:
+        if document["name"] in {*comparison.ROWS, *comparison.LARGE.values()}:
             (folder / f"{document['name']}.json").write_text(json.dumps(document))
             (folder / f"{document['name']}.svg").write_text("<svg/>")
     return folder

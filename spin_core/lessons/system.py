@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
+import numpy as np
+
+from spin_core import figures
 from spin_core.lessons.exercises import OPEN, Answer
+from spin_core.simulate import paper
 from spin_core.simulate.profiles import BYTES, DRAFTERS, HARDWARE, TARGETS, Hardware, Model
 
 HEURISTIC = (("Alpaca", "68M", 8), ("Alpaca", "1.4B", 8), ("Alpaca", "1.4B", 32), ("CP", "1.4B", 32),
@@ -15,6 +21,54 @@ HEURISTIC = (("Alpaca", "68M", 8), ("Alpaca", "1.4B", 8), ("Alpaca", "1.4B", 32)
 def floor(model: Model, card: Hardware, dtype: str = "fp16") -> float:
     """Seconds below which no pass can be: every weight is read once, at the peak bandwidth."""
     return model.read * BYTES[dtype] / card.bandwidth
+
+
+def bounds(data_set: str, requests: int, target: str = "LLaMA-7B") -> dict[str, float]:
+    """What each part of SPIN can bring at most over vanilla, by the model: were it perfect, and the others not there.
+
+    "selection": every request has the drafter that is best for it, known beforehand, at the price of a pass that all
+    share. "decomposition": verification without padding. "pipeline": drafting hides behind verification, or the other way
+    round, and no fixed cost is paid twice. "together": the product of the three.
+    """
+    recording = paper.texts(data_set, requests)
+    draft = {arm: paper.stages(data_set, arm, requests=requests)["draft"] for arm in DRAFTERS}
+    ways = {}
+    for strategy in ("padded", "decomposed"):
+        steps = paper.serve(data_set, target, paper.VANILLA, strategy=strategy, requests=requests).steps
+        ways[strategy] = float(np.median(steps["end"] - steps["begin"]))
+    tokens = np.minimum(recording.accepted, paper.GAMMA) + 1.0
+    mean = np.add.reduceat(tokens, recording.starts[:-1], axis=1) / recording.lengths      # per drafter and request
+    step = np.array([draft[arm] + ways["padded"] for arm in recording.arms])
+    seconds = recording.lengths * step[:, None] / mean
+    vanilla = recording.arms.index(paper.VANILLA)
+    d, v = draft[paper.VANILLA], ways["decomposed"]
+    out = {"selection": float(seconds[vanilla].sum() / seconds.min(0).sum()),
+           "decomposition": (d + ways["padded"]) / (d + v), "pipeline": (d + v) / max(d, v)}
+    return out | {"together": float(np.prod(list(out.values())))}
+
+
+def at_scale(data_set: str, batch: int, requests: int, policies: Sequence[str] = (*DRAFTERS, "none", "spin", "spin-full"),
+             target: str = "LLaMA-7B") -> dict[str, float]:
+    """Goodput of every fixed drafter, of plain decoding and of SPIN's selections, all over decomposed verification."""
+    return {p: paper.serve(data_set, target, p, batch=batch, requests=max(requests, 3 * batch)).goodput for p in policies}
+
+
+def recorded(directory: str | Path | None = None) -> tuple[dict[str, dict[str, float]], dict[str, float], dict] | None:
+    """What ``bench peers`` measured at batch 8 on the first machine of figures/data: goodput by workload and system,
+    the ladder over vanilla on the mix, and where it was measured. None where it was not run."""
+    paths = sorted((Path(directory or figures.default_directory()) / "data").glob("*/peers.json"))
+    if not paths:
+        return None
+    report = json.loads(paths[0].read_text("utf-8"))
+    rows = {row["contender"]: row for row in report["rows"]
+            if row["batch"] == 8 and row["temperature"] == 0 and row["contender"] != "ours, fixed"}
+    fixed = [row for row in report["rows"] if row["batch"] == 8 and row["temperature"] == 0 and row["contender"] == "ours, fixed"]
+    workloads = ("instructions", "personas", "chat", "mix")
+    systems = {w: {"vanilla": rows["ours, vanilla"][w], "best fixed drafter": max(row[w] for row in fixed),
+                   "SPIN": rows["ours, SPIN"][w]} for w in workloads}
+    names = {"+ selection": "+ selection", "+ decomposition": "+ decomposition", "+ pipeline": "ours, SPIN"}
+    ladder = {rung: rows[name]["mix"] / rows["ours, vanilla"]["mix"] for rung, name in names.items()}
+    return systems, ladder, {k: report[k] for k in report if k not in ("name", "rows", "bars", "notes")}
 
 
 def check_floor(solution: Callable) -> Answer:

@@ -35,7 +35,7 @@ def gantt(schedules: Mapping[str, Schedule], *, title: str = "") -> Figure:
         text = f"overlap efficiency {schedule.efficiency:.0%}"
         ax.text(longest * 1e3, base + 2.12, text, fontsize=9.5, color=GREY, va="bottom", ha="right")
         for stage, y in zip(STAGES, (base + 1.05, base)):
-            _lane(ax, schedule, stage, y)
+            lane(ax, schedule, stage, y)
             ax.text(longest * 1.012e3, y + 0.45, f"{schedule.busy_share(stage):.0%} busy", va="center", fontsize=10,
                     bbox=dict(facecolor="white", edgecolor="none", pad=1.5))
     ax.set_yticks([3.1 * (len(schedules) - 1 - row) + y for row in range(len(schedules)) for y in (1.5, 0.45)],
@@ -50,7 +50,7 @@ def gantt(schedules: Mapping[str, Schedule], *, title: str = "") -> Figure:
     return figure
 
 
-def _lane(ax: Axes, schedule: Schedule, stage: str, y: float) -> None:
+def lane(ax: Axes, schedule: Schedule, stage: str, y: float) -> None:
     """One stage: its bubbles, and over them its spans."""
     start = schedule.start
     for a, b in schedule.bubbles(stage):

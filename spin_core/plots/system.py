@@ -12,7 +12,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from spin_core.pipeline.schedule import STAGES, Schedule
 from spin_core.plots.base import BLUE, GREEN, GREY, INK, LIGHT, ORANGE, PURPLE, RED, SKY, WIDTH, styled, tint
+from spin_core.plots.pipeline import lane
 
 SYSTEMS = {"vanilla": ORANGE, "best fixed drafter": SKY, "SPIN": GREEN}
 SETS = [(BLUE, "o"), (RED, "s"), (GREEN, "^"), (PURPLE, "D")]
@@ -49,9 +51,10 @@ def overall_goodput(goodput: Mapping[str, Mapping[str, Mapping[str, float]]], pu
 
 @styled
 def ablation(modelled: Mapping[str, Mapping[str, float]], published: Mapping[str, float], setting: str,
-             times: Mapping[str, float], times_published: Mapping[str, float]) -> Figure:
-    """Left: speed-up over vanilla, rung by rung: ``modelled[data set][rung]``, and ``published`` for
-    ``setting``.
+             times: Mapping[str, float], times_published: Mapping[str, float],
+             measured: Mapping[str, Mapping[str, float]] | None = None) -> Figure:
+    """Left: speed-up over vanilla, rung by rung: ``modelled[data set][rung]``, ``published`` for ``setting``, and what
+    was ``measured`` with the embedded models.
 
     Right, why they differ: seconds of one verification, ``times`` modelled and ``times_published``.
     """
@@ -66,6 +69,8 @@ def ablation(modelled: Mapping[str, Mapping[str, float]], published: Mapping[str
         shift = (j - (len(modelled) - 1) / 2) * 0.14
         left.plot(x + shift, [ratios[r] for r in rungs], marker, color=colour, markeredgecolor="white",
                   label=f"modelled: {name}", zorder=5, markersize=8.5)
+    for name, ratios in (measured or {}).items():
+        left.plot(x + 0.38, [ratios[r] for r in rungs], "P", color=INK, markersize=9, label=f"measured: {name}", zorder=6)
     left.axhline(1, color=INK, linewidth=1, linestyle=":")
     left.set(xticks=x, xticklabels=rungs, ylabel="goodput over vanilla", title="The ladder")
     left.set_ylim(0, 1.5 * max(*published.values(), *(v for r in modelled.values() for v in r.values())))
@@ -135,4 +140,80 @@ def microbatch_heuristic(cases: Sequence[Mapping]) -> Figure:
         panel.grid(axis="y", visible=False)
     handles, labels = (a + b for a, b in zip(left.get_legend_handles_labels(), right.get_legend_handles_labels()))
     figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    return figure
+
+
+@styled
+def selection_at_scale(goodput: Mapping[str, Mapping[str, float]], published: Mapping[str, float]) -> Figure:
+    """Goodput over that of the first policy, the drafter that "vanilla" uses: ``goodput[setting][policy]``, one group of
+    bars per setting. ``published``: the same by setting, where it is."""
+    figure = Figure(figsize=(WIDTH, 3.9), layout="constrained")
+    panel = figure.subplots()
+    policies = list(next(iter(goodput.values())))
+    width, x = 0.84 / len(policies), np.arange(len(goodput))
+    colours = {"none": tint(GREY, 0.6), "spin": GREEN, "spin-full": PURPLE}
+    fixed = [p for p in policies if p not in colours]
+    colours |= {p: tint(BLUE, 0.25 + 0.6 * i / len(fixed)) for i, p in enumerate(fixed)}
+    for j, policy in enumerate(policies):
+        values = [rates[policy] / rates[policies[0]] for rates in goodput.values()]
+        at = x + (j - (len(policies) - 1) / 2) * width
+        panel.bar(at, values, 0.92 * width, color=colours[policy], label=policy)
+        if policy in ("spin", "spin-full"):
+            for place, value in zip(at, values):
+                panel.text(place, value - 0.03, f"{value:.2f}", ha="center", va="top", size=8.5, rotation=90, color="white",
+                           weight="bold")
+    for i, setting in enumerate(goodput):
+        if setting in published:
+            panel.plot([i], [published[setting]], label="published: spin" if i == min(
+                k for k, s in enumerate(goodput) if s in published) else None, **STAR)
+    panel.axhline(1, color=INK, linewidth=1, linestyle=":")
+    top = max([*published.values(), *(v / r[policies[0]] for r in goodput.values() for v in r.values())])
+    panel.set(xticks=x, xticklabels=list(goodput), ylabel=f"goodput over {policies[0]} for all (modelled)", ylim=(0, 1.12 * top))
+    panel.grid(axis="x", visible=False)
+    figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=len(policies) + 1)
+    return figure
+
+
+@styled
+def ceilings(bounds: Mapping[str, Mapping[str, float]], published: float) -> Figure:
+    """What each part could bring at most by the model, ``bounds[data set][part]``, and all of them together."""
+    figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
+    panel = figure.subplots()
+    parts = [*next(iter(bounds.values()))]
+    for j, ((name, values), (colour, _)) in enumerate(zip(bounds.items(), SETS)):
+        at = np.arange(len(parts)) + (j - (len(bounds) - 1) / 2) * 0.2
+        panel.bar(at, [values[p] for p in parts], 0.18, color=tint(colour, 0.7), label=name)
+        for place, part in zip(at, parts):
+            panel.text(place, values[part] + 0.02, f"{values[part]:.2f}", ha="center", size=8.5)
+    panel.axhline(1, color=INK, linewidth=1, linestyle=":")
+    panel.axhline(published, color=GREY, linestyle="--")
+    panel.text(len(parts) - 0.6, published, f"published, overall: {published:.2f}", ha="right", va="bottom", color=GREY)
+    top = max(published, *(v for values in bounds.values() for v in values.values()))
+    panel.set(xticks=range(len(parts)), xticklabels=parts, ylim=(0, 1.2 * top), ylabel="at most, over vanilla (modelled)")
+    panel.grid(axis="x", visible=False)
+    panel.legend(loc="upper left", ncols=len(bounds))
+    return figure
+
+
+@styled
+def dashboard(schedule: Schedule, served: Mapping[str, int], *, title: str) -> Figure:
+    """Who works when (left: the stages' first rounds, bubbles hatched), and who drafts for whom (right: share of
+    verifications by drafter)."""
+    figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[2.1, 1])
+    for stage, y in zip(STAGES, (1.05, 0.0)):
+        lane(left, schedule, stage, y)
+    left.set_yticks([1.5, 0.45], [f"{stage}\n{schedule.busy_share(stage):.0%} busy" for stage in STAGES])
+    left.set(xlim=(0, schedule.seconds * 1e3), ylim=(-0.1, 2.1), xlabel="milliseconds; numbers are micro-batches")
+    left.grid(axis="y", visible=False)
+    total = sum(served.values())
+    names = sorted(served, key=served.get, reverse=True)[:6]
+    shares = [served[name] / total for name in names]
+    right.barh(range(len(names)), shares, 0.66, color=[tint(GREY if name == "none" else GREEN, 0.7) for name in names])
+    for y, share in enumerate(shares):
+        right.text(share + 0.02, y, f"{share:.0%}", va="center", size=9)
+    right.set(yticks=range(len(names)), yticklabels=names, xlim=(0, 1.22), ylim=(max(len(names), 3) - 0.5, -0.5),
+              xlabel="share of verifications")
+    right.grid(axis="y", visible=False)
+    figure.suptitle(title)
     return figure

@@ -72,15 +72,18 @@ def _ablation(n: Numbers) -> list:
     return [ladder("published", "CP, LLaMA-7B"), ladder("modelled", "CP, LLaMA-7B"), ladder("measured", "mix, batch 8")]
 
 
-def _fixed(n: Numbers) -> list:
+def _fixed(n: Numbers, large: Numbers) -> list:
+    def scale(policy: str) -> float:
+        rates = "CP, batch 8, LLaMA-7B, tokens/s"
+        return large.at("modelled", rates, policy) / large.at("modelled", rates, "68M")
+
     def measured() -> str:
         spin = n.at("measured", "spin", "tokens/s")
         fixed = [s["tokens/s"] for label, s in n.labelled("measured", "fixed:").items() if not label.endswith(":none")]
         return f"{spin / max(fixed):.2f}× the best, {spin / min(fixed):.2f}× the worst"
     setting = "tokens/s (their setting)"
     return [lambda: f"{n.at('published', setting, 'SPIN') / n.at('published', setting, 'LLaMA 68M for all'):.2f}× 68M for all",
-            lambda: f"{n.at('modelled', 'CP, LLaMA-7B', 'spin') / n.at('modelled', 'CP, LLaMA-7B', '68M'):.2f}× 68M for all (CP, 7B)",
-            measured]
+            lambda: f"{scale('spin'):.2f}×, full information {scale('spin-full'):.2f}× (CP, 7B)", measured]
 
 
 def _bandits(n: Numbers) -> list:
@@ -108,16 +111,24 @@ def _memory(n: Numbers) -> list:
             lambda: less("measured", "", 32)]
 
 
-def _micro_batches(n: Numbers) -> list:
+def _micro_batches(n: Numbers, large: Numbers) -> list:
     return [lambda: f"{n.at('published', 'Alpaca, relative to one micro-batch', 4):.2f}×",
-            lambda: f"{n.at('modelled', 'a device per stage', 4):.2f}× (a device per stage, embedded models)",
+            lambda: f"{large.at('modelled', '1.4B drafts, batch 8', 4):.2f}× at batch 8, "
+                    f"{large.at('modelled', '1.4B drafts, batch 64', 4):.2f}× at 64 (1.4B drafts)",
             lambda: f"{n.at('measured', 'goodput, tokens per second', 4) / n.at('measured', 'goodput, tokens per second', 1):.2f}×"]
 
 
-def _heuristic(n: Numbers) -> list:
-    return [lambda: "the best number or one next to it", None,
+def _heuristic(n: Numbers, large: Numbers) -> list:
+    def modelled() -> str:
+        right = large.labelled("modelled", "goodput of that number")
+        return f"{min(next(iter(right.values()), {}).values(), default=float('nan')):.2f} of the best number's, at worst"
+    return [lambda: "the best number or one next to it", modelled if large.series else None,
             lambda: f"{n.at('measured', 'goodput relative to the best fixed count', 'heuristic'):.2f} of the best number's goodput"]
 
+
+LARGE = {"selection_vs_fixed": "selection_at_scale", "microbatches": "microbatches_at_scale",
+         "microbatch_heuristic": "microbatch_heuristic_at_scale"}
+"""Where a figure's modelled numbers are those of a second one."""
 
 ROWS = {"best_ssm_share": ("share of requests for which a drafter is best", _share),
         "batching_loss": ("share of the speed-up lost to padding", _padding),
@@ -139,7 +150,8 @@ def table(directory: str | Path | None = None) -> str:
         raise ValueError(f"the table needs the figures {', '.join(sorted(missing))}: run their notebooks first")
     lines = [HEAD]
     for name, (what, read) in ROWS.items():
-        cells = [_cell(make) for make in read(Numbers(documents[name]))]
+        parts = [documents[name]] + ([documents.get(LARGE[name], {"series": []})] if name in LARGE else [])
+        cells = [_cell(make) for make in read(*map(Numbers, parts))]
         lines.append(f"| [{name}](figures/{name}.svg) | {what} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

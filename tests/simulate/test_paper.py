@@ -3,13 +3,18 @@ comes out."""
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from spin_core.lessons import system as lesson
 from spin_core.plots import system as plots
 from spin_core.simulate import paper
+from spin_core.widgets import system as widgets
 from spin_core.widgets.system import picture
+from tests import tiny
 
 FEW = 16
 
@@ -74,8 +79,7 @@ def test_figures_are_drawn_from_numbers():
 @pytest.mark.parametrize("policy, groups", [("spin", 2), ("none", 1), ("68M", 8)])
 def test_the_dashboard_draws_any_setting(policy, groups):
     figure = picture("CP", policy, "padded", "H100-80GB", 4, groups, requests=6)
-    assert "tokens/s (modelled)" in str(figure.get_suptitle()) + "".join(ax.get_title(loc) for ax in figure.axes
-                                                                        for loc in ("left", "center"))
+    assert "tokens/s (modelled: LLaMA-7B, H100-80GB)" in figure.get_suptitle()
 
 
 def test_exercises():
@@ -85,3 +89,42 @@ def test_exercises():
     assert lesson.check_floor(lambda n: n).status == "wrong"
     assert lesson.check_ridge(lambda arithmetic, stream, size: arithmetic * size / 2 / stream).status == "right"
     assert lesson.check_ridge(lambda arithmetic, stream, size: arithmetic / stream).status == "wrong"
+
+
+def test_the_bounds_are_what_perfect_parts_would_bring():
+    bounds = lesson.bounds("CP", FEW)
+    assert bounds["together"] == pytest.approx(bounds["selection"] * bounds["decomposition"] * bounds["pipeline"])
+    assert all(1 <= value < 2 for name, value in bounds.items() if name != "together")
+    assert bounds["selection"] > 1 < bounds["decomposition"] < 1.3
+
+
+def test_a_bandit_locks_itself_in_at_large_batches_and_weighing_sets_does_not():
+    rates = lesson.at_scale("Alpaca", 32, 96, ("68M", "none", "spin", "spin-full"))
+    assert rates["spin"] < 0.9 * rates["68M"] and rates["spin-full"] > rates["68M"] > rates["none"]
+
+
+def test_what_peers_measured_is_read(tmp_path):
+    assert lesson.recorded(tmp_path) is None
+    names = {"ours, vanilla": 10, "+ selection": 11, "+ decomposition": 12, "ours, SPIN": 13, "ours, fixed": 12}
+    rows = [{"batch": 8, "temperature": 0.0, "contender": name, **dict.fromkeys(("instructions", "personas", "chat", "mix"), rate)}
+            for name, rate in names.items()]
+    folder = tmp_path / "data" / "card"
+    folder.mkdir(parents=True)
+    (folder / "peers.json").write_text(json.dumps({"name": "peers", "rows": rows, "bars": [], "notes": [], "cpu": "x"}))
+    systems, ladder, where = lesson.recorded(tmp_path)
+    assert systems["chat"] == {"vanilla": 10, "best fixed drafter": 12, "SPIN": 13}
+    assert ladder == pytest.approx({"+ selection": 1.1, "+ decomposition": 1.2, "+ pipeline": 1.3}) and where == {"cpu": "x"}
+
+
+@pytest.mark.parametrize("policy, pipeline", [("spin", "auto"), ("near", 2)])
+def test_the_live_dashboard_shows_what_was_served(policy, pipeline, monkeypatch):
+    monkeypatch.setattr(widgets, "load_workload", lambda *_, limit: [SimpleNamespace(messages=[i, 4]) for i in range(limit)])
+    figure, goodput, shares = widgets.live_picture(tiny.family(), "mix", policy, "padded", 3, pipeline, tokens=12)
+    assert goodput > 0 and sum(shares.values()) == pytest.approx(1)
+    assert "measured here" in figure.get_suptitle() and "padding" in figure.get_suptitle()
+    assert policy != "near" or set(shares) == {"near"}
+
+
+def test_padding_is_that_of_the_strategy():
+    events = [SimpleNamespace(step=0, context=c, drafted=[]) for c in (10, 30)]
+    assert widgets.padding(events, "padded") == pytest.approx(1 / 3) and widgets.padding(events, "per-request") == 0
