@@ -18,7 +18,7 @@ from spin_core.request import SamplingParams
 from spin_core.simulate.spire import ABLATION
 
 DESCRIPTION = "self-speculation on a sparse cache by window, and the ablation of trained SPIRe drafters"
-WINDOWS = ("1/2", "1/4", "1/8", "64")
+WINDOWS = ("3/4", "1/2", "1/4", "1/8", "64")
 BAR = 0.9
 
 

@@ -11,6 +11,7 @@ that is still needed has been overwritten. Keys keep the positions at which they
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 import torch.nn.functional as F
@@ -25,29 +26,29 @@ AHEAD = 16                  # drafted tokens at once, at most
 
 @dataclass(frozen=True)
 class Window:
-    """What a token sees: the first ``sink`` tokens, and of the n up to itself the last ``latest``, or n // ``share``
-    where a share is given. Raises ValueError for numbers below 1 (a sink may be 0)."""
+    """What a token sees: the first ``sink`` tokens, and of the n up to itself the last ``latest``, or where a ``share``
+    is given that share of n. Raises ValueError for latest < 1, sink < 0, or a share outside (0, 1]."""
 
     latest: int = LATEST
     sink: int = SINK
-    share: int | None = None
+    share: Fraction | None = None
 
     def __post_init__(self) -> None:
-        if self.sink < 0 or self.latest < 1 or self.share is not None and self.share < 1:
-            raise ValueError(f"a window needs latest >= 1, sink >= 0 and a share >= 1, got {self}")
+        if self.sink < 0 or self.latest < 1 or self.share is not None and not 0 < self.share <= 1:
+            raise ValueError(f"a window needs latest >= 1, sink >= 0 and a share in (0, 1], got {self}")
 
     @staticmethod
     def parse(text: str) -> "Window":
         """"64", the number of latest tokens, or "1/8", a share of the text. ValueError for anything else."""
-        one, slash, share = text.partition("/")
-        number = share if slash else one
-        if slash and one != "1" or not number.isdecimal() or int(number) < 1:
+        part, slash, whole = text.partition("/")
+        numbers = [int(n) if n.isdecimal() else 0 for n in ([part, whole] if slash else [part])]
+        if min(numbers) < 1 or slash and numbers[0] > numbers[1]:
             raise ValueError(f"a window is a number of tokens such as {LATEST}, or a share such as 1/8, not {text!r}")
-        return Window(share=int(share)) if slash else Window(int(one))
+        return Window(share=Fraction(*numbers)) if slash else Window(*numbers)
 
     def size(self, length: int) -> int:
         """How many of the latest tokens the last of ``length`` sees, itself included."""
-        return self.latest if self.share is None else max(1, length // self.share)
+        return self.latest if self.share is None else max(1, int(length * self.share))
 
     def start(self, position: int) -> int:
         """The first of the latest tokens that the token at ``position`` sees. Never falls from one to the next."""

@@ -13,7 +13,7 @@ from spin_core.request import Request, SamplingParams
 from spin_core.runtime.ring import AHEAD
 
 PROMPTS = ["abc", "bdfhjlnprt", "e", "aabbccddeeffgghh"]
-NAMES = ["sparse:near:5", "sparse:near:1/3", "sparse:target:4", "sparse:target:1/2", "ngram+sparse:target:6",
+NAMES = ["sparse:near:5", "sparse:near:2/5", "sparse:target:4", "sparse:target:1/2", "ngram+sparse:target:6",
          "sparse:short:7", "sparse:subset:9"]
 
 
@@ -99,7 +99,7 @@ def test_pinned_requests_a_selector_and_micro_batches_serve_it():
 
 
 @pytest.mark.parametrize("name, says", [("sparse:nobody", "no model 'nobody'"), ("sparse:near:0", "a window is"),
-                                        ("sparse:near:2/3", "a window is"), ("sparse:", "no model ''")])
+                                        ("sparse:near:4/3", "a window is"), ("sparse:", "no model ''")])
 def test_names_that_mean_nothing_are_refused(name, says):
     with pytest.raises(ValueError, match=says):
         Engine(tiny.family(), name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 import tiny
 import torch
@@ -12,8 +14,8 @@ from spin_core.runtime.ring import AHEAD, RingCache, Window
 
 SLOTS, ROOM = 3, 72
 tokens = st.integers(0, tiny.VOCAB - 1)
-windows = st.builds(Window, st.integers(1, 12), st.integers(0, 3)) | st.builds(Window, share=st.integers(1, 8))
-wide = st.sampled_from([Window(ROOM), Window(ROOM, sink=0), Window(share=1)])
+windows = st.builds(Window, st.integers(1, 12), st.integers(0, 3)) | st.builds(Window, share=st.fractions(Fraction(1, 9), 1, max_denominator=9))
+wide = st.sampled_from([Window(ROOM), Window(ROOM, sink=0), Window(share=Fraction(1))])
 
 
 def masked_logits(ids: list[int], window: Window) -> torch.Tensor:
@@ -81,7 +83,7 @@ def test_a_small_window_does_not_equal_full_attention():
 def test_the_ring_is_as_small_as_it_says():
     cache = RingCache(Window(64, sink=1), 2, SLOTS, 2, 4096, 8)
     assert cache.k[0].shape[2] == 1 + 64 + AHEAD
-    assert RingCache(Window(share=8, sink=4), 1, SLOTS, 2, 4096, 8).entries == 4 + 512 + AHEAD
+    assert RingCache(Window(share=Fraction(1, 8), sink=4), 1, SLOTS, 2, 4096, 8).entries == 4 + 512 + AHEAD
     assert RingCache(Window(64), 1, SLOTS, 2, 32, 8).entries == 32       # no more than the text
 
 
@@ -99,9 +101,11 @@ def test_taking_back_more_than_was_kept_forgets_the_text():
 def test_sizes_of_windows():
     assert [Window.parse("64").size(n) for n in (10, 1000)] == [64, 64]
     assert [Window.parse("1/8").size(n) for n in (3, 16, 512)] == [1, 2, 64]
-    starts = [Window(share=2).start(i) for i in range(40)]
-    assert starts == sorted(starts)
-    for text in ("", "0", "2/3", "1/0", "x", "-4", "1/"):
+    assert [Window.parse("3/4").size(n) for n in (1, 10)] == [1, 7]
+    for share in ("1/2", "2/3", "1/1"):
+        starts = [Window.parse(share).start(i) for i in range(40)]
+        assert starts == sorted(starts)
+    for text in ("", "0", "4/3", "1/0", "0/2", "x", "-4", "1/"):
         with pytest.raises(ValueError, match="a window is"):
             Window.parse(text)
     with pytest.raises(ValueError, match="sink >= 0"):
