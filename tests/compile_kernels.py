@@ -1,4 +1,4 @@
-"""Compile the project's Triton kernels for a GPU that need not be there. Run as a program: `compile_kernels.py ROOM`.
+"""Compile the project's Triton kernels for a GPU that need not be there. A program: `compile_kernels.py ROOM ...`.
 
 Kernels are called the way the product calls them, on tensors of the CPU; a driver that claims to be an sm_90
 device makes Triton specialise and compile them, down to machine code, and nothing is launched. Prints a JSON
@@ -35,7 +35,7 @@ class Driver:
 def compile_only(self: JITFunction, *args, grid, warmup, **options) -> None:
     compiled = launch(self, *args, grid=grid, warmup=True, **options)
     constants = {name: value for name, value in options.items() if name.isupper()}
-    print(json.dumps({"kernel": self.fn.__name__, "machine_code": len(compiled.asm["cubin"]),
+    print(json.dumps({"room": room, "kernel": self.fn.__name__, "machine_code": len(compiled.asm["cubin"]),
                       "shared": compiled.metadata.shared, **{k: str(v) for k, v in constants.items()}}))
 
 
@@ -105,4 +105,5 @@ def runtime() -> None:
 
 
 if __name__ == "__main__":
-    {"verify": verify, "decompose": decompose, "runtime": runtime, "lessons": lessons}[sys.argv[1]]()
+    for room in sys.argv[1:]:
+        {"verify": verify, "decompose": decompose, "runtime": runtime, "lessons": lessons}[room]()

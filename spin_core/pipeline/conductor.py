@@ -53,7 +53,7 @@ class Pipeline:
 
     def __init__(self, engine: "Engine", count: int | str, policy: str = "balanced") -> None:
         if count != "auto" and not (type(count) is int and count >= 1):
-            raise ValueError(f"Engine: pipeline is 'off', 'auto' or a number of micro-batches, got {count!r}")
+            raise ValueError(f"Engine: pipeline is 'off', 'ahead', 'auto' or a number of micro-batches, got {count!r}")
         if policy not in POLICIES:
             raise ValueError(f"unknown grouping policy {policy!r}; known: {', '.join(POLICIES)}")
         self.engine, self.policy = engine, policy

