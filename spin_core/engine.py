@@ -98,7 +98,8 @@ class Engine:
     family's drafters, "ngram" (prompt lookup), "none" (plain decoding), and compositions such as "ngram+NAME": what
     lookup (or a table) finds, else what the other drafts; "tree:..." drafts token trees (:mod:`spin_core.draft.trees`),
     "sparse:..." looks at a part of the cache (:mod:`spin_core.runtime.ring`), "vote:..." lets several decide
-    (:mod:`spin_core.draft.vote`); how such names are written, :func:`spin_core.draft.pool.names` tells. ``gamma``: drafted tokens per step, 4 by default; of a tree its depth at most, by default all of it.
+    (:mod:`spin_core.draft.vote`); how such names are written, :func:`spin_core.draft.pool.names` tells. ``gamma``:
+    drafted tokens per step, 4 by default; of a tree its depth at most, by default all of it.
 
     With a ``selector`` (a policy's name, or a :class:`spin_core.select.Selector`) it is chosen anew in every step who
     drafts for a request and how much, except for requests submitted with a drafter of their own. For a policy's name
