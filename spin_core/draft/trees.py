@@ -110,7 +110,6 @@ def merge(parts: list[Grown], first: list[int], budget: int) -> tuple[list[int],
     proposals: list[Proposal] = []
     known: dict[tuple[int, int], int] = {}                  # (parent, token) -> node
     spot: list[dict[int, int]] = [{-1: -1} for _ in parts]  # node of a part -> node of the union
-    certain: set[int] = set()                               # nodes with a one-hot proposal: another would be idle
     levels = [depths(part.parents) for part in parts]
     for level in range(max((1 + max(ds) for ds in levels if ds), default=0)):
         for who, part in enumerate(parts):
@@ -126,10 +125,7 @@ def merge(parts: list[Grown], first: list[int], budget: int) -> tuple[list[int],
                     tokens.append(key[1])
                     parents.append(parent)
                 at = spot[who][node] = known[key]
-                if row >= 0 or at not in certain:
-                    proposals.append(Proposal(at, row + first[who] if row >= 0 else -1, who))
-                if row < 0:
-                    certain.add(at)
+                proposals.append(Proposal(at, row + first[who] if row >= 0 else -1, who))
     return tokens, parents, proposals
 
 

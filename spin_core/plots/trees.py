@@ -21,8 +21,9 @@ WHO = (ORANGE, SKY, PURPLE, "#F0E442")      # drafters, in their order
 
 
 @styled
-def tree(step: "TreeStep", drafters: Sequence[str]) -> Figure:
-    """A verified tree, and the mask of the pass that verified it. ``drafters``: the names, in their order."""
+def tree(step: "TreeStep", drafters: Sequence[str], note: str = "") -> Figure:
+    """A verified tree, and the mask of the pass that verified it. ``drafters``: the names, in their order; ``note``
+    goes before the title."""
     count, levels = len(step.tokens), step.depths
     order = _leaves_first(step.parents)
     row = {node: i for i, node in enumerate(order)}
@@ -56,7 +57,7 @@ def tree(step: "TreeStep", drafters: Sequence[str]) -> Figure:
         left.plot([x + (0.42 if step.path else 0.14), max(levels, default=0) + 1.7], [y + 0.42, y + 0.42] if step.path else
                   [y - 0.45, y - 0.45], color=BLUE, linewidth=1, linestyle=(0, (2, 2)))
     left.set(xlim=(-1.0, max(levels, default=0) + 2.5), ylim=(count - 0.4, -0.8), xticks=range(1, max(levels, default=0) + 2),
-             yticks=[], title=f"{count} nodes, {len(step.path)} accepted, then the target's own token")
+             yticks=[], title=f"{note}{count} nodes, {len(step.path)} accepted, then the target's own")
     left.set_xticklabels([f"depth {d}" for d in range(1, max(levels, default=0) + 2)])
     left.grid(False)
     for side in left.spines.values():
@@ -100,15 +101,18 @@ def _leaves_first(parents: Sequence[int]) -> list[int]:
 
 @styled
 def trials(found: Sequence["Trial"], shown: int | None = None) -> Figure:
-    """The tests at one node up to number ``shown``: what is left of p, the q of the child, and its fate."""
-    found = found[:shown]
+    """The first ``shown`` tests at one node (None: those there are): what is left of p, the q of the child, its fate."""
+    shown = len(found) if shown is None else shown
     tokens = np.arange(len(found[0].p))
     figure = Figure(figsize=(WIDTH, 3.1), layout="constrained")
-    for axes, (number, one) in zip(np.atleast_1d(figure.subplots(1, 4, sharey=True)), enumerate([*found, None, None, None])):
+    for number, axes in enumerate(figure.subplots(1, 4, sharey=True)):
         axes.grid(False, axis="x")
-        if one is None:
-            axes.set_visible(False)
+        if number >= min(shown, len(found)):
+            axes.set_axis_off()
+            if number < shown:
+                axes.text(0.5, 0.5, "not needed:\nthe token is there", transform=axes.transAxes, ha="center", color=GREY)
             continue
+        one = found[number]
         last = one.u is None
         axes.bar(tokens - 0.2, one.p, 0.38, color=SKY if number else BLUE)
         axes.bar(tokens + 0.2, one.q, 0.38, color=tint(Q_COLOUR, 0.8))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from spin_core.draft.tree import Proposal, Tree, depths
 from spin_core.randomness import ACCEPT, RESIDUAL, race, uniform
-from spin_core.sampling import SamplingBatch, probabilities
+from spin_core.sampling import SamplingBatch, largest, probabilities
 from spin_core.verify.chain import Verdict, accepts, check_shapes, residual
 
 
@@ -60,25 +60,24 @@ def verify_tree(logits: Tensor, draft: Tree, sampling: SamplingBatch, position: 
     """
     check_shapes(logits, draft, sampling, position, "verify_tree", "nodes", "trees")
     batch, device = len(sampling), logits.device
-    counts = draft.counts
-    request = torch.arange(batch, device=device)
-    p = probabilities(logits, sampling.rows(request.repeat_interleave(counts + 1))) if batch else logits
     trees = list(draft.requests())
     depth = [depths(parents) for parents, _, _ in trees]
-    # `base` counts the tests at one node, so that siblings meet independent noise
-    tests = torch.tensor([len(proposals) for _, _, proposals in trees], dtype=torch.int64, device=device)
-    owner = request.repeat_interleave(tests)
-    level = _flat([[d[x.node] for x in proposals] for d, (_, _, proposals) in zip(depth, trees)], device)
-    rank = _flat([_ranks(parents, proposals) for parents, _, proposals in trees], device)
-    chance = uniform(sampling.seed[owner], position[owner] + level, ACCEPT, rank).split(tests.tolist())
-
-    paths, left = [], []
-    for b, (start, (parents, tokens, proposals)) in enumerate(zip(draft.cu.tolist(), trees)):
-        path, law = _walk(p[start + b:start + b + len(tokens) + 1], draft, parents, tokens, proposals, chance[b])
-        paths.append(path)
-        left.append(law)
+    start = (draft.cu[:-1] + torch.arange(batch, device=device)).tolist()      # each request's first row of logits
+    greedy = sampling.greedy.tolist()
+    paths: list[list[int]] = [[] for _ in trees]
+    last = torch.full((batch,), -1, dtype=torch.int64, device=device)
+    if any(greedy):
+        certain = [b for b in range(batch) if greedy[b]]
+        rows = torch.tensor([start[b] + i for b in certain for i in range(len(trees[b][0]) + 1)], device=device)
+        peak, best = largest(logits[rows])
+        best = iter(torch.where(peak.isfinite(), best, -1).tolist())
+        for b in certain:
+            parents, tokens, _ = trees[b]
+            paths[b], last[b] = _follow(parents, tokens, [next(best) for _ in range(len(tokens) + 1)])
+    if not all(greedy):
+        others = [b for b in range(batch) if not greedy[b]]
+        _sample(logits, draft, sampling, position, trees, depth, start, others, paths, last)
     accepted = torch.tensor([len(path) for path in paths], dtype=torch.int64, device=device)
-    last = race(torch.stack(left) if left else p, sampling.seed, position + accepted, RESIDUAL)
     failed = last < 0
     emitted = [[*(tokens[node] for node in path), token] for (_, tokens, _), path, token in
                zip(trees, paths, last.tolist())]
@@ -86,6 +85,38 @@ def verify_tree(logits: Tensor, draft: Tree, sampling: SamplingBatch, position: 
     ok = [not x for x in failed.tolist()]
     return TreeVerdict(accepted.masked_fill(failed, 0), _padded(emitted, ok, width + 1, device), failed,
                        _padded(paths, ok, width, device))
+
+
+def _follow(parents: list[int], tokens: list[int], best: list[int]) -> tuple[list[int], int]:
+    """A greedy request: the path along the target's ``best`` tokens (behind the text, then behind each node; -1: no law)
+    and the token behind it. What multi-step sampling comes to where p is one-hot."""
+    child = {(parent, token): node for node, (parent, token) in reversed([*enumerate(zip(parents, tokens))])}
+    node, path = -1, []
+    while (node := child.get((node, best[node + 1]))) is not None:
+        path.append(node)
+    return path, best[path[-1] + 1 if path else 0]
+
+
+def _sample(logits: Tensor, draft: Tree, sampling: SamplingBatch, position: Tensor, trees: list, depth: list[list[int]],
+            start: list[int], seats: list[int], paths: list[list[int]], last: Tensor) -> None:
+    """Write path and last token of the sampling requests ``seats``."""
+    device = logits.device
+    owner = torch.tensor(seats, device=device)
+    counts = torch.tensor([len(trees[b][0]) + 1 for b in seats], device=device)
+    rows = torch.tensor([start[b] + i for b in seats for i in range(len(trees[b][0]) + 1)], device=device)
+    law = probabilities(logits, sampling.rows(owner.repeat_interleave(counts)), rows).split(counts.tolist())
+    # `base` counts the tests at one node, so that siblings meet independent noise
+    tests = torch.tensor([len(trees[b][2]) for b in seats], dtype=torch.int64, device=device)
+    level = _flat([[depth[b][x.node] for x in trees[b][2]] for b in seats], device)
+    rank = _flat([_ranks(trees[b][0], trees[b][2]) for b in seats], device)
+    of = owner.repeat_interleave(tests)
+    chance = uniform(sampling.seed[of], position[of] + level, ACCEPT, rank).split(tests.tolist())
+    left = []
+    for b, p, u in zip(seats, law, chance):
+        paths[b], rest = _walk(p, draft, *trees[b], u)
+        left.append(rest)
+    accepted = torch.tensor([len(paths[b]) for b in seats], dtype=torch.int64, device=device)
+    last[owner] = race(torch.stack(left), sampling.seed[owner], position[owner] + accepted, RESIDUAL)
 
 
 def _walk(p: Tensor, draft: Tree, parents: list[int], tokens: list[int], proposals: list[Proposal], chance: Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ipywidgets import HTML, Dropdown, FloatSlider, IntSlider, SelectMultiple, Text
+from ipywidgets import HTML, Dropdown, FloatSlider, IntSlider, Text
 from matplotlib.figure import Figure
 
 from spin_core.draft.shape import parse
@@ -15,15 +15,15 @@ from spin_core.request import SamplingParams
 from spin_core.widgets.panel import Panel
 
 
-def editor(engine: Engine, prompts: Mapping[str, str], drafters: Sequence[str], max_new_tokens: int = 24) -> Panel:
-    """Choose a prompt, who drafts (several are merged), the shape and the temperature; go through the verifications.
+def editor(engine: Engine, prompts: Mapping[str, str], drafters: Sequence[Sequence[str]], max_new_tokens: int = 24) -> Panel:
+    """Choose a prompt, who drafts, the shape and the temperature; go through the verifications.
 
-    ``prompts`` by name. A shape that is none, or is too large, is answered in words and the last picture stays.
+    ``prompts`` by name; ``drafters``: groups to choose from, whose trees are merged. A shape that is none, or is too large, is answered in words and the last picture stays.
     """
     prompt = Dropdown(options=list(prompts), description="prompt")
-    who = SelectMultiple(options=list(drafters), value=list(drafters[:2]), rows=min(4, len(drafters)), description="drafters")
+    who = Dropdown(options=[(" and ".join(group), tuple(group)) for group in drafters], description="drafters")
     shape = Text("2,1,1", description="shape", continuous_update=False)
-    heat = FloatSlider(0.0, min=0, max=1.5, step=0.25, description="temperature", continuous_update=False)
+    heat = FloatSlider(0.0, min=0, max=1.5, step=0.5, description="temperature", continuous_update=False)
     number = IntSlider(2, 1, 2, description="step", continuous_update=False)
     said = HTML()
     answered: dict[tuple, list[TreeStep]] = {}
@@ -33,9 +33,7 @@ def editor(engine: Engine, prompts: Mapping[str, str], drafters: Sequence[str], 
         setting = prompt.value, tuple(who.value), shape.value.replace(" ", ""), heat.value
         if setting not in answered:
             parse(setting[2])
-            if not who.value:
-                raise ValueError("choose at least one drafter")
-            answered[setting] = tree_steps(engine, f"tree:{','.join(who.value)}:{setting[2]}", prompts[prompt.value],
+            answered[setting] = tree_steps(engine, f"tree:{','.join(who.value)}:{setting[2]}", prompts[setting[0]],
                                            SamplingParams(temperature=heat.value, max_new_tokens=max_new_tokens))
         return answered[setting]
 
@@ -48,7 +46,9 @@ def editor(engine: Engine, prompts: Mapping[str, str], drafters: Sequence[str], 
         number.max = max(1, len(found))
         tokens = sum(len(s.path) + (s.own is not None) for s in found)
         said.value = f"{tokens / len(found):.2f} tokens per verification in this answer"
-        last[:] = [plots.tree(found[min(number.value, len(found)) - 1], list(who.value))]
+        at = min(number.value, len(found))
+        last[:] = [plots.tree(found[at - 1], who.value, f"Step {at} of {len(found)}, "
+                              f"{f'temperature {heat.value:g}' if heat.value else 'greedy'}: ")]
         return last[-1]
 
     return Panel([prompt, who, shape, heat, number, said], draw)

@@ -1,0 +1,122 @@
+"""The lesson on token trees: its steps, its walk, its checks, its pictures and widgets."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import matplotlib
+import numpy as np
+import pytest
+import tiny
+from ipywidgets import HTML, Dropdown, FloatSlider, IntSlider, Text
+from scipy import stats
+
+from spin_core.engine import Engine
+from spin_core.lessons import tree_steps
+from spin_core.lessons.verify_rules import P
+from spin_core.plots import trees as plots
+from spin_core.request import SamplingParams
+from spin_core.widgets import trees as widgets
+
+NAME = "tree:near,same:2,1"
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine(tiny.family(), "none", max_batch=1, max_len=60)
+
+
+def words(figure) -> list[str]:
+    return [t.get_text() for t in figure.findobj(matplotlib.text.Text)]
+
+
+def test_the_steps_are_the_answer(engine):
+    steps = tree_steps.tree_steps(engine, NAME, "abcab", SamplingParams(max_new_tokens=12))
+    plain = engine.generate(["abcab"], SamplingParams(max_new_tokens=12))[0]
+    said = "".join("".join(s.tokens[n] for n in s.path) + (s.own or "") for s in steps)
+    assert said == engine.family.decode(plain.output_ids) and steps[0].before == ""
+    assert any(len(who) == 2 for s in steps for who in s.drafters) and all(s.path or s.own for s in steps)
+    for step in steps:
+        assert step.mask.shape == (len(step.tokens),) * 2 and step.mask.diagonal().all()
+        assert step.mask.sum(1).tolist() == [d + 1 for d in step.depths]
+    shown = words(plots.tree(steps[1], ["near", "same"], "Step 2: "))
+    assert {"near", "same", "accepted"} <= set(shown) and any(w.startswith("Step 2: ") for w in shown)
+
+
+@pytest.mark.parametrize("drawing", ["without_replacement", "independent", "top_k"])
+def test_the_walk_emits_by_the_targets_law(drawing):
+    walks = [tree_steps.walk(drawing, seed) for seed in range(1200)]
+    seen = Counter(w[-1].token for w in walks)
+    assert stats.chisquare([seen[t] for t in range(len(P))], (P / P.sum() * len(walks)).numpy()).pvalue > 1e-4
+    for trials in walks[:40]:
+        assert [t.accepted for t in trials] == [False] * (len(trials) - 1) + [True]
+        assert all(t.p.sum() == pytest.approx(1) for t in trials) and np.allclose(trials[0].p, P)
+        if drawing == "without_replacement":
+            for i, t in enumerate(trials[:-1]):
+                assert all(t.q[e.token] == 0 for e in trials[:i])
+    assert len({len(w) for w in walks}) == 4, "every ending occurs"
+
+
+def test_pictures_of_tests_show_what_is_needed():
+    trials = next(w for w in map(lambda s: tree_steps.walk(seed=s), range(99)) if len(w) == 2)
+    four, two = words(plots.trials(trials, 4)), words(plots.trials(trials))
+    assert sum("not needed" in w for w in four) == 2 and not any("not needed" in w for w in two)
+    assert f"child 2: token {trials[1].token}" in four
+
+
+def test_exercise_checks():
+    def law(q, elders):
+        left = q.copy()
+        left[elders] = 0
+        return left / left.sum()
+
+    assert tree_steps.check_tested_law(law).status == "right"
+    assert tree_steps.check_tested_law(lambda q, e: ...).status == "open"
+    for wrong, why in ((lambda q, e: q, "elder siblings [2]"), (lambda q, e: law(q, e) * 2, "sums to"),
+                       (lambda q, e: np.where(law(q, e) > 0, 1, 0) / (law(q, e) > 0).sum(), "proportions"),
+                       (lambda q, e: q[:2], "shape"), (lambda q, e: q.__setitem__(0, 0), "")):
+        answer = tree_steps.check_tested_law(wrong)
+        assert answer.status != "right" and why in answer.message
+    assert tree_steps.check_tree_tokens(tree_steps.expected_tokens).status == "right"
+    answer = tree_steps.check_tree_tokens(lambda parents, rates: tree_steps.expected_tokens(parents, rates) - 1)
+    assert answer.status == "wrong" and "own token" in answer.message
+    assert tree_steps.check_tree_tokens(lambda parents, rates: 1 / 0).status == "wrong"
+
+
+def test_the_tables_and_the_map_are_drawn():
+    rates = {law: {"a": [0.3, 0.4, 0.5, 0.5, 0.6]} for law in ("greedy", "sampled")}
+    tau = {law: {1: 1.5, 3: 1.6} for law in rates}
+    figure = plots.tables(rates, tau, {law: [0.5] * 5 for law in rates}, {law: {1: 2.0, 5: 3.0} for law in rates})
+    assert {"a, measured", "SpecInfer, published"} <= set(words(figure))
+    shown = words(plots.latency({1: {1: 20.0, 3: 15.0}, 8: {1: 10.0, 3: 13.0}}))
+    assert {"0.75\n15 ms", "1.30\n13 ms", "1.00\n20 ms"} <= set(shown)
+
+
+def controls(panel, kind) -> list:
+    return [c for c in panel.children[0].children if isinstance(c, kind)]
+
+
+def test_the_editor_redraws_for_every_control_and_answers_nonsense_in_words(engine, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(widgets.plots, "tree", lambda *args: drawn.append(args))
+    monkeypatch.setattr("spin_core.plots.png", lambda figure: str(len(drawn)).encode())
+    panel = widgets.editor(engine, {"one": "abcab", "two": "dd"}, [("near", "subset"), ("near",)], 8)
+    (prompt, who), (shape,), (heat,), (number,) = (controls(panel, kind) for kind in (Dropdown, Text, FloatSlider, IntSlider))
+    said = controls(panel, HTML)[0]
+    for control, value in ((prompt, "two"), (who, ("near",)), (shape, "3"), (heat, 0.5), (number, 1)):
+        before = len(drawn)
+        control.value = value
+        assert len(drawn) > before
+    assert list(drawn[-1][1]) == ["near"] and "Step 1" in drawn[-1][2] and "temperature 0.5" in drawn[-1][2]
+    before = len(drawn)
+    shape.value = "two"
+    assert len(drawn) == before and "tree shape" in said.value
+    shape.value = "2"
+    assert "tokens per verification" in said.value
+
+
+def test_the_stepper_draws():
+    panel = widgets.stepper()
+    first = bytes(panel.picture.value)
+    controls(panel, IntSlider)[1].value = 2
+    assert bytes(panel.picture.value) != first
