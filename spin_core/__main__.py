@@ -69,7 +69,8 @@ def _generate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arm", action="append", metavar="NAME",
                         help="a drafter that it may choose; repeated (default: the family's, and ngram)")
     parser.add_argument("--gamma", type=int, help="drafted tokens per step (default: 4; of chosen models 2)")
-    parser.add_argument("--verification", default="auto", help="padded, grouped, decomposed, per-request, flex, auto (default)")
+    parser.add_argument("--verification", default="auto",
+                        help="padded, grouped, decomposed, per-request, flex, auto (default)")
     parser.add_argument("--pipeline", type=_count,
                         help="micro-batches: a number, off, or auto (default; with --drafter off); ahead: steps without "
                              "a host read")

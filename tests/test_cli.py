@@ -34,7 +34,8 @@ def test_generate_marks_what_was_drafted_and_accepted(family, capsys):
 
 
 def test_help_imports_no_model_library():
-    program = "import sys; from spin_core.__main__ import main\ntry: main(['--help'])\nfinally: assert 'torch' not in sys.modules"
+    program = ("import sys; from spin_core.__main__ import main\n"
+               "try: main(['--help'])\nfinally: assert 'torch' not in sys.modules")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100,
                           env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])})
     assert done.returncode == 0 and "make a drafter" in done.stdout, done.stderr

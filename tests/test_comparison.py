@@ -58,7 +58,8 @@ def test_numbers_are_read_off_the_series(copy, tmp_path):
 
 
 def test_a_series_that_is_not_there_is_a_dash_and_a_figure_an_error(copy, tmp_path):
-    change(copy, "ablation", lambda series: [s for s in series if s["label"] != "CP, LLaMA-7B" or s["kind"] == "published"])
+    change(copy, "ablation",
+           lambda series: [s for s in series if s["label"] != "CP, LLaMA-7B" or s["kind"] == "published"])
     assert re.search(r"\[ablation\].*1\.45× → 1\.81× → 1\.99× \| – \|", comparison.table(copy))
     (copy / "ablation.json").unlink()
     with pytest.raises(ValueError, match="needs the figures ablation"):

@@ -1,4 +1,4 @@
-"""How each contender of ``bench peers`` decodes: ours, transformers' ways, and flashspec. Token ids in, token ids out."""
+"""How each contender of ``bench peers`` decodes: ours, transformers' ways, and flashspec. Token ids in and out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def ours(engine: Engine, max_new_tokens: int, temperature: float = 0.0) -> Calla
         prompts, [params.with_(seed=i) for i in range(len(prompts))])]
 
 
-def generate(family, model, batch: int, max_new_tokens: int, temperature: float = 0.0, **options) -> Callable[[Tokens], Tokens]:
+def generate(family, model, batch: int, max_new_tokens: int, temperature: float = 0.0,
+             **options) -> Callable[[Tokens], Tokens]:
     """transformers' generate over left-padded batches of ``batch`` prompts in their order."""
     def decode(prompts: Tokens) -> Tokens:
         out: Tokens = []
@@ -84,7 +85,8 @@ def assistant(drafter, target):
     return model
 
 
-def assisted(family, target, assistant, gamma: int, max_new_tokens: int, temperature: float = 0.0) -> Callable[[Tokens], Tokens]:
+def assisted(family, target, assistant, gamma: int, max_new_tokens: int,
+             temperature: float = 0.0) -> Callable[[Tokens], Tokens]:
     """transformers' assisted generation, ``gamma`` drafted tokens every time, as ours."""
     def decode(prompts: Tokens) -> Tokens:
         config = assistant.generation_config
@@ -121,7 +123,9 @@ def flashspec(family, assistant, max_new_tokens: int, temperature: float = 0.0) 
 
 def _law(family, temperature: float) -> dict:
     """The target's own law: no truncation."""
-    law = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {"do_sample": False}
+    law = {"do_sample": False}
+    if temperature:
+        law = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     return law | {"eos_token_id": list(family.stop_ids), "pad_token_id": family.stop_ids[0]}
 
 

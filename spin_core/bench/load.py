@@ -27,7 +27,8 @@ ALPHABET = "".join(map(chr, range(48, 48 + VOCAB)))
 
 def add_arguments(parser) -> None:
     parser.add_argument("--requests", type=int, default=5000, help="(default 5000)")
-    parser.add_argument("--compare", type=int, default=1000, help="texts compared with those of requests alone (default 1000)")
+    parser.add_argument("--compare", type=int, default=1000, 
+                        help="texts compared with those of requests alone (default 1000)")
     parser.add_argument("--batch", type=int, default=16, help="requests that run at once (default 16)")
     parser.add_argument("--seed", type=int, default=0)
 
@@ -131,8 +132,8 @@ def run(args) -> Report:
         Bar(f"texts that differ from those of requests alone, of {compared}", wrong, "<= 0"),
         Bar("objects held, last third over first third of a second service", _growth(objects), "<= 1.02"),
         Bar("resident memory, the same", _growth(held), "<= 1.05")], [
-        f"{len(todo)} requests in {served.steps} steps, {seconds:.0f} s; batch {args.batch}, longest queue {served.queued}; "
-        f"random models in float64, {engine.pipeline.count} micro-batches at the end",
+        f"{len(todo)} requests in {served.steps} steps, {seconds:.0f} s; batch {args.batch}, longest queue "
+        f"{served.queued}; random models in float64, {engine.pipeline.count} micro-batches at the end",
         "how many texts of the embedded family differ through rounding, and by which gaps: bench equality"])
 
 

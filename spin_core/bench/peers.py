@@ -1,12 +1,12 @@
 """The whole system against the peers: the same models, the same prompts, one process, interleaved.
 
 Contenders decode in turns, workload by workload, and a ratio compares two of them on what both have decoded in the same
-round; the table shows medians over rounds. Every contender decodes a few tokens first, to warm up. ``same_text`` is the share
-of greedy texts that equal those of ``generate``: in fp32 products of other shapes round differently, and a near tie may
+round; the table shows medians over rounds. Every contender decodes a few tokens first, to warm up. ``same_text`` is the
+share of greedy texts that equal those of ``generate``: in fp32 products of other shapes round differently, and a near tie may
 then fall the other way.
 
-Four cases share ``--budget-seconds``: batch 1 and 8, greedy and temperature 1. Each has one round at least, and further ones
-while there is time. Engines live through all rounds of a case, as a service would: what SPIN learns it keeps.
+Four cases share ``--budget-seconds``: batch 1 and 8, greedy and temperature 1. Each has one round at least, and
+further ones while there is time. Engines live through all rounds of a case, as a service would: what SPIN learns it keeps.
 """
 
 from __future__ import annotations
@@ -85,11 +85,13 @@ def run(args) -> Report:
     whole = Report("peers", [])
     for done, (batch, temperature) in enumerate(cases):
         stop = time.monotonic() + max(0.0, end - time.monotonic()) / (len(cases) - done)
-        prompts = {name: [family.encode(p.messages) for p in load_workload(name, "test", limit=max(args.prompts, batch))]
+        count = max(args.prompts, batch)
+        prompts = {name: [family.encode(p.messages) for p in load_workload(name, "test", limit=count)]
                    for name in args.workloads}
         here = field_of(family, batch, temperature, args)
         rounds = race(here, prompts, stop, whole.notes)
-        whole.rows += [{"batch": batch, "temperature": temperature} | row(c, here[0], temperature) for c in here if c.cells]
+        whole.rows += [{"batch": batch, "temperature": temperature} | row(c, here[0], temperature)
+                       for c in here if c.cells]
         whole.bars += bars(here, batch, temperature)
         whole.notes.append(f"batch {batch}, temperature {temperature:g}: {rounds} rounds of "
                            f"{sum(map(len, prompts.values()))} prompts, at most {args.max_new_tokens} tokens each")
@@ -172,8 +174,8 @@ def bars(here: list[Contender], batch: int, temperature: float) -> list[Bar]:
         if peer in of:
             out.append(Bar(f"SPIN over {peer}, {case}", ratio(spin, of[peer]), ">= 1.0"))
     same = [c for c in singles if ASSISTED in of and c.drafter == of[ASSISTED].drafter]
-    out += [Bar(f"ours over {ASSISTED}, both with {c.drafter}, gamma {c.gamma}, {case}", ratio(c, of[ASSISTED]), ">= 1.1")
-            for c in same]
+    out += [Bar(f"ours over {ASSISTED}, both with {c.drafter}, gamma {c.gamma}, {case}", ratio(c, of[ASSISTED]),
+                ">= 1.1") for c in same]
     return out
 
 
@@ -202,7 +204,8 @@ def field_of(family, batch: int, temperature: float, args) -> list[Contender]:
         out.append(Contender(title, how.ours(engine, *law), *drafter, engine=engine))
 
     mine(PLAIN, "none", 0)
-    fixed = [(n, int(g)) for n, _, g in (text.rpartition(":") for text in args.fixed)] if args.fixed else singles(family)
+    asked = [text.rpartition(":") for text in args.fixed or ()]
+    fixed = [(n, int(g)) for n, _, g in asked] or singles(family)
     if greedy and batch == 1 and name is not None and (name, 2) not in fixed:
         fixed.append((name, 2))
     for drafter, gamma in fixed:

@@ -58,7 +58,8 @@ def run(args) -> Report:
 
         prompts = [p.messages for name in NAMES if name != "mix"
                    for p in load_workload(name, split="test", limit=args.limit)]
-        grid, factors = validate(zoo.load("smollm2"), prompts, args.batch, args.gamma, args.max_new_tokens, args.repeats)
+        grid, factors = validate(zoo.load("smollm2"), prompts, args.batch, args.gamma, args.max_new_tokens,
+                                 args.repeats)
         errors = [abs(r["simulated"] / r["measured"] - 1) for r in grid]
         report.rows += grid + [{"model": name, "efficiency_factor": f} for name, f in factors.items()]
         report.bars += [Bar("simulated / measured goodput, largest error of the grid", max(errors), "<= 0.15"),
@@ -87,7 +88,8 @@ def speed(requests: int, repeats: int) -> list[dict]:
     return rows
 
 
-def validate(family, prompts, batches, gammas, max_new_tokens: int, repeats: int) -> tuple[list[dict], dict[str, float]]:
+def validate(family, prompts, batches, gammas, max_new_tokens: int,
+             repeats: int) -> tuple[list[dict], dict[str, float]]:
     """Simulated and measured tokens per second over batch x drafter x gamma; the efficiency factors by model."""
     models = [name for name in family.drafters if not is_lookup(family, name)]
     apart = measure(family, models, {}, repeats)

@@ -27,8 +27,8 @@ def bounds(data_set: str, requests: int, target: str = "LLaMA-7B") -> dict[str, 
     """What each part of SPIN can bring at most over vanilla, by the model: were it perfect, and the others not there.
 
     "selection": every request has the drafter that is best for it, known beforehand, at the price of a pass that all
-    share. "decomposition": verification without padding. "pipeline": drafting hides behind verification, or the other way
-    round, and no fixed cost is paid twice. "together": the product of the three.
+    share. "decomposition": verification without padding. "pipeline": drafting hides behind verification, or the other
+    way round, and no fixed cost is paid twice. "together": the product of the three.
     """
     recording = paper.texts(data_set, requests)
     draft = {arm: paper.stages(data_set, arm, requests=requests)["draft"] for arm in DRAFTERS}
@@ -47,10 +47,11 @@ def bounds(data_set: str, requests: int, target: str = "LLaMA-7B") -> dict[str, 
     return out | {"together": float(np.prod(list(out.values())))}
 
 
-def at_scale(data_set: str, batch: int, requests: int, policies: Sequence[str] = (*DRAFTERS, "none", "spin", "spin-full"),
-             target: str = "LLaMA-7B") -> dict[str, float]:
+def at_scale(data_set: str, batch: int, requests: int,
+             policies: Sequence[str] = (*DRAFTERS, "none", "spin", "spin-full"), target: str = "LLaMA-7B") -> dict[str, float]:
     """Goodput of every fixed drafter, of plain decoding and of SPIN's selections, all over decomposed verification."""
-    return {p: paper.serve(data_set, target, p, batch=batch, requests=max(requests, 3 * batch)).goodput for p in policies}
+    count = max(requests, 3 * batch)
+    return {p: paper.serve(data_set, target, p, batch=batch, requests=count).goodput for p in policies}
 
 
 def recorded(directory: str | Path | None = None) -> tuple[dict[str, dict[str, float]], dict[str, float], dict] | None:
@@ -60,9 +61,9 @@ def recorded(directory: str | Path | None = None) -> tuple[dict[str, dict[str, f
     if not paths:
         return None
     report = json.loads(paths[0].read_text("utf-8"))
-    rows = {row["contender"]: row for row in report["rows"]
-            if row["batch"] == 8 and row["temperature"] == 0 and row["contender"] != "ours, fixed"}
-    fixed = [row for row in report["rows"] if row["batch"] == 8 and row["temperature"] == 0 and row["contender"] == "ours, fixed"]
+    case = [row for row in report["rows"] if row["batch"] == 8 and row["temperature"] == 0]
+    fixed = [row for row in case if row["contender"] == "ours, fixed"]
+    rows = {row["contender"]: row for row in case if row not in fixed}
     workloads = ("instructions", "personas", "chat", "mix")
     systems = {w: {"vanilla": rows["ours, vanilla"][w], "best fixed drafter": max(row[w] for row in fixed),
                    "SPIN": rows["ours, SPIN"][w]} for w in workloads}

@@ -70,7 +70,8 @@ def ablation(modelled: Mapping[str, Mapping[str, float]], published: Mapping[str
         left.plot(x + shift, [ratios[r] for r in rungs], marker, color=colour, markeredgecolor="white",
                   label=f"modelled: {name}", zorder=5, markersize=8.5)
     for name, ratios in (measured or {}).items():
-        left.plot(x + 0.38, [ratios[r] for r in rungs], "P", color=INK, markersize=9, label=f"measured: {name}", zorder=6)
+        left.plot(x + 0.38, [ratios[r] for r in rungs], "P", color=INK, markersize=9, zorder=6,
+                  label=f"measured: {name}")
     left.axhline(1, color=INK, linewidth=1, linestyle=":")
     left.set(xticks=x, xticklabels=rungs, ylabel="goodput over vanilla", title="The ladder")
     left.set_ylim(0, 1.5 * max(*published.values(), *(v for r in modelled.values() for v in r.values())))
@@ -145,8 +146,8 @@ def microbatch_heuristic(cases: Sequence[Mapping]) -> Figure:
 
 @styled
 def selection_at_scale(goodput: Mapping[str, Mapping[str, float]], published: Mapping[str, float]) -> Figure:
-    """Goodput over that of the first policy, the drafter that "vanilla" uses: ``goodput[setting][policy]``, one group of
-    bars per setting. ``published``: the same by setting, where it is."""
+    """Goodput over that of the first policy, the drafter that "vanilla" uses: ``goodput[setting][policy]``, one group
+    of bars per setting. ``published``: the same by setting, where it is."""
     figure = Figure(figsize=(WIDTH, 3.9), layout="constrained")
     panel = figure.subplots()
     policies = list(next(iter(goodput.values())))
@@ -160,15 +161,16 @@ def selection_at_scale(goodput: Mapping[str, Mapping[str, float]], published: Ma
         panel.bar(at, values, 0.92 * width, color=colours[policy], label=policy)
         if policy in ("spin", "spin-full"):
             for place, value in zip(at, values):
-                panel.text(place, value - 0.03, f"{value:.2f}", ha="center", va="top", size=8.5, rotation=90, color="white",
-                           weight="bold")
+                panel.text(place, value - 0.03, f"{value:.2f}", ha="center", va="top", size=8.5, rotation=90,
+                           color="white", weight="bold")
     for i, setting in enumerate(goodput):
         if setting in published:
             panel.plot([i], [published[setting]], label="published: spin" if i == min(
                 k for k, s in enumerate(goodput) if s in published) else None, **STAR)
     panel.axhline(1, color=INK, linewidth=1, linestyle=":")
     top = max([*published.values(), *(v / r[policies[0]] for r in goodput.values() for v in r.values())])
-    panel.set(xticks=x, xticklabels=list(goodput), ylabel=f"goodput over {policies[0]} for all (modelled)", ylim=(0, 1.12 * top))
+    panel.set(xticks=x, xticklabels=list(goodput), ylim=(0, 1.12 * top),
+              ylabel=f"goodput over {policies[0]} for all (modelled)")
     panel.grid(axis="x", visible=False)
     figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=len(policies) + 1)
     return figure
@@ -189,7 +191,8 @@ def ceilings(bounds: Mapping[str, Mapping[str, float]], published: float) -> Fig
     panel.axhline(published, color=GREY, linestyle="--")
     panel.text(len(parts) - 0.6, published, f"published, overall: {published:.2f}", ha="right", va="bottom", color=GREY)
     top = max(published, *(v for values in bounds.values() for v in values.values()))
-    panel.set(xticks=range(len(parts)), xticklabels=parts, ylim=(0, 1.2 * top), ylabel="at most, over vanilla (modelled)")
+    panel.set(xticks=range(len(parts)), xticklabels=parts, ylim=(0, 1.2 * top),
+              ylabel="at most, over vanilla (modelled)")
     panel.grid(axis="x", visible=False)
     panel.legend(loc="upper left", ncols=len(bounds))
     return figure

@@ -1,8 +1,8 @@
 """The README's table "paper and ours", made from the numbers beside the figures.
 
-Every row is one figure of SPIN's paper: what was published, what the simulator makes of the paper's hardware, and what was
-measured with the embedded models. All numbers come from ``figures/NAME.json``; here is only said which ones, and how to read
-them. A dash: no such series.
+Every row is one figure of SPIN's paper: what was published, what the simulator makes of the paper's hardware, and what
+was measured with the embedded models. All numbers come from ``figures/NAME.json``; here is only said which ones, and how
+to read them. A dash: no such series.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ def _share(n: Numbers) -> list:
 
 
 def _padding(n: Numbers) -> list:
-    return [lambda: f"about {n.at('published', 'speed-up lost to padding', 'batching'):.0%}",
-            lambda: f"{n.at('modelled', 'padded, gathered', 8):.0%} at batch 8, {n.at('modelled', 'padded, gathered', 16):.0%} at 16",
-            lambda: f"{n.at('measured', 'padded, gathered', 8):.0%} at batch 8, {n.at('measured', 'padded, gathered', 16):.0%} at 16"]
+    def ours(kind: str) -> Callable[[], str]:
+        return lambda: ", ".join(f"{n.at(kind, 'padded, gathered', batch):.0%} at batch {batch}" for batch in (8, 16))
+    return [lambda: f"about {n.at('published', 'speed-up lost to padding', 'batching'):.0%}", ours("modelled"),
+            ours("measured")]
 
 
 def _overall(n: Numbers) -> list:
@@ -61,7 +62,8 @@ def _overall(n: Numbers) -> list:
                 found += [spin[x] / vanilla[x] for x in spin]
             return _range(found)
         return text
-    return [lambda: f"about {n.at('published', 'SPIN over vanilla', 'overall'):.2f}×", ratios("modelled"), ratios("measured")]
+    return [lambda: f"about {n.at('published', 'SPIN over vanilla', 'overall'):.2f}×", ratios("modelled"),
+            ratios("measured")]
 
 
 def _ablation(n: Numbers) -> list:
@@ -82,15 +84,18 @@ def _fixed(n: Numbers, large: Numbers) -> list:
         fixed = [s["tokens/s"] for label, s in n.labelled("measured", "fixed:").items() if not label.endswith(":none")]
         return f"{spin / max(fixed):.2f}× the best, {spin / min(fixed):.2f}× the worst"
     setting = "tokens/s (their setting)"
-    return [lambda: f"{n.at('published', setting, 'SPIN') / n.at('published', setting, 'LLaMA 68M for all'):.2f}× 68M for all",
+    spin, one = (lambda who=who: n.at("published", setting, who) for who in ("SPIN", "LLaMA 68M for all"))
+    return [lambda: f"{spin() / one():.2f}× 68M for all",
             lambda: f"{scale('spin'):.2f}×, full information {scale('spin-full'):.2f}× (CP, 7B)", measured]
 
 
 def _bandits(n: Numbers) -> list:
     setting = "tokens/s (setting unknown)"
+
+    def over(rival: str) -> float:
+        return n.at("measured", "spin, goodput", "tokens/s") / n.at("measured", f"{rival}, goodput", "tokens/s")
     return [lambda: f"{n.at('published', setting, 'SPIN') / n.at('published', setting, 'rival bandit'):.2f}×", None,
-            lambda: " and ".join(f"{n.at('measured', 'spin, goodput', 'tokens/s') / n.at('measured', f'{rival}, goodput', 'tokens/s'):.2f}× "
-                                 f"{rival}" for rival in ("greedy", "epsilon-greedy"))]
+            lambda: " and ".join(f"{over(rival):.2f}× {rival}" for rival in ("greedy", "epsilon-greedy"))]
 
 
 def _latency(n: Numbers) -> list:
@@ -112,18 +117,21 @@ def _memory(n: Numbers) -> list:
 
 
 def _micro_batches(n: Numbers, large: Numbers) -> list:
+    goodput = "goodput, tokens per second"
     return [lambda: f"{n.at('published', 'Alpaca, relative to one micro-batch', 4):.2f}×",
             lambda: f"{large.at('modelled', '1.4B drafts, batch 8', 4):.2f}× at batch 8, "
                     f"{large.at('modelled', '1.4B drafts, batch 64', 4):.2f}× at 64 (1.4B drafts)",
-            lambda: f"{n.at('measured', 'goodput, tokens per second', 4) / n.at('measured', 'goodput, tokens per second', 1):.2f}×"]
+            lambda: f"{n.at('measured', goodput, 4) / n.at('measured', goodput, 1):.2f}×"]
 
 
 def _heuristic(n: Numbers, large: Numbers) -> list:
+    share = "goodput relative to the best fixed count"
+
     def modelled() -> str:
         right = large.labelled("modelled", "goodput of that number")
-        return f"{min(next(iter(right.values()), {}).values(), default=float('nan')):.2f} of the best number's, at worst"
+        return f"{min(value for series in right.values() for value in series.values()):.2f} of the best number's, at worst"
     return [lambda: "the best number or one next to it", modelled if large.series else None,
-            lambda: f"{n.at('measured', 'goodput relative to the best fixed count', 'heuristic'):.2f} of the best number's goodput"]
+            lambda: f"{n.at('measured', share, 'heuristic'):.2f} of the best number's goodput"]
 
 
 LARGE = {"selection_vs_fixed": "selection_at_scale", "microbatches": "microbatches_at_scale",
@@ -143,8 +151,8 @@ ROWS = {"best_ssm_share": ("share of requests for which a drafter is best", _sha
 
 
 def table(directory: str | Path | None = None) -> str:
-    """The table in Markdown, from the figures in ``directory`` (default: the checkout's). ValueError for a figure that is
-    missing."""
+    """The table in Markdown, from the figures in ``directory`` (default: the checkout's). ValueError for a figure that
+    is missing."""
     documents = {d["name"]: d for d in figures.read(directory)}
     if missing := ROWS.keys() - documents.keys():
         raise ValueError(f"the table needs the figures {', '.join(sorted(missing))}: run their notebooks first")

@@ -61,8 +61,8 @@ def live_dashboard(family, *, tokens: int = 24, workload: str = "mix", policy: s
 
 def live_picture(family, workload: str, policy: str, strategy: str, batch: int, pipeline: str | int, *,
                  tokens: int = 24) -> tuple[Figure, float, dict[str, float]]:
-    """The last rounds of serving ``2 * batch`` prompts on this machine, with what the whole run comes to in the title; its
-    goodput in tokens per second, and the share of verifications by drafter."""
+    """The last rounds of serving ``2 * batch`` prompts on this machine, with what the whole run comes to in the title;
+    its goodput in tokens per second, and the share of verifications by drafter."""
     prompts = [p.messages for p in load_workload(workload, "test", limit=2 * batch)]
     how = {"selector": policy} if policy in POLICIES else {"drafter": policy}
     engine = Engine(family, max_batch=batch, verification=strategy, pipeline=pipeline, **how)
@@ -80,7 +80,8 @@ def live(engine: Engine, strategy: str) -> tuple[Figure, float, dict[str, float]
     window = whole.between(min(s.start for s in window), max(s.end for s in window))
     goodput = sum(len(e.emitted) for e in steps) / (max(e.time for e in steps) - engine.trace.events[0].time)
     served = Counter(e.drafter for e in steps if e.emitted)
-    figure = draw(window, served, title=f"{goodput:,.0f} tokens/s (measured here), {padding(steps, strategy):.0%} padding, "
+    figure = draw(window, served, title=f"{goodput:,.0f} tokens/s (measured here), "
+                                        f"{padding(steps, strategy):.0%} padding, "
                                         f"{groups} micro-batch{'es'[:2 * (groups > 1)]}")
     return figure, goodput, {name: count / served.total() for name, count in served.most_common()}
 

@@ -112,19 +112,21 @@ def test_a_bandit_locks_itself_in_at_large_batches_and_weighing_sets_does_not():
 def test_what_peers_measured_is_read(tmp_path):
     assert lesson.recorded(tmp_path) is None
     names = {"ours, vanilla": 10, "+ selection": 11, "+ decomposition": 12, "ours, SPIN": 13, "ours, fixed": 12}
-    rows = [{"batch": 8, "temperature": 0.0, "contender": name, **dict.fromkeys(("instructions", "personas", "chat", "mix"), rate)}
-            for name, rate in names.items()]
+    workloads = ("instructions", "personas", "chat", "mix")
+    rows = [{"batch": 8, "temperature": 0.0, "contender": name, **dict.fromkeys(workloads, rate)} for name, rate in names.items()]
     folder = tmp_path / "data" / "card"
     folder.mkdir(parents=True)
     (folder / "peers.json").write_text(json.dumps({"name": "peers", "rows": rows, "bars": [], "notes": [], "cpu": "x"}))
     systems, ladder, where = lesson.recorded(tmp_path)
     assert systems["chat"] == {"vanilla": 10, "best fixed drafter": 12, "SPIN": 13}
-    assert ladder == pytest.approx({"+ selection": 1.1, "+ decomposition": 1.2, "+ pipeline": 1.3}) and where == {"cpu": "x"}
+    assert ladder == pytest.approx({"+ selection": 1.1, "+ decomposition": 1.2, "+ pipeline": 1.3})
+    assert where == {"cpu": "x"}
 
 
 @pytest.mark.parametrize("policy, pipeline", [("spin", "auto"), ("near", 2)])
 def test_the_live_dashboard_shows_what_was_served(policy, pipeline, monkeypatch):
-    monkeypatch.setattr(widgets, "load_workload", lambda *_, limit: [SimpleNamespace(messages=[i, 4]) for i in range(limit)])
+    monkeypatch.setattr(widgets, "load_workload",
+                        lambda *_, limit: [SimpleNamespace(messages=[i, 4]) for i in range(limit)])
     figure, goodput, shares = widgets.live_picture(tiny.family(), "mix", policy, "padded", 3, pipeline, tokens=12)
     assert goodput > 0 and sum(shares.values()) == pytest.approx(1)
     assert "measured here" in figure.get_suptitle() and "padding" in figure.get_suptitle()
