@@ -18,7 +18,8 @@ LARGEST = 512       # nodes
 @dataclass(frozen=True)
 class Shape:
     """A tree of ``len(parents)`` nodes, level by level: ``parents[i]`` is -1 for a child of the committed text, else a
-    node before i, and no parent comes before its predecessor's. Siblings are in the order of their rank: the first is the drafter's likeliest or first drawn.
+    node before i, and no parent comes before its predecessor's. Siblings are in the order of their rank: the first is
+    the drafter's likeliest or first drawn.
 
     Raises ValueError for parents that are no tree, or not level by level, and for more than ``LARGEST`` nodes.
     """

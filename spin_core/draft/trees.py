@@ -3,8 +3,8 @@
     tree:NAMES:SHAPE[:DRAWING][:BUDGET]         tree:pruned-4L-8k:2,2,1    tree:ngram,fed-1L-8k:1,1,3:independent:24
 
 NAMES are drafters of the pool, comma-separated. SHAPE is read by :func:`spin_core.draft.shape.parse`, and what a
-request drafts (its gamma) bounds the depth. DRAWING, for sampling requests, is one of :data:`spin_core.draft.grow.DRAWINGS`;
-"without_replacement" if it is left out. BUDGET bounds the nodes of a tree, all drafters together.
+request drafts (its gamma) bounds the depth. DRAWING, for sampling requests, is one of
+:data:`spin_core.draft.grow.DRAWINGS`; "without_replacement" if it is left out. BUDGET bounds the nodes of a tree, all drafters together.
 """
 
 from __future__ import annotations

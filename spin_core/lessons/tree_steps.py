@@ -74,7 +74,8 @@ class Trial:
     accepted: bool
 
 
-def walk(drawing: str = "without_replacement", seed: int = 0, count: int = 3, p: Tensor = P, q: Tensor = Q) -> list[Trial]:
+def walk(drawing: str = "without_replacement", seed: int = 0, count: int = 3, p: Tensor = P, q: Tensor = Q
+         ) -> list[Trial]:
     """Draw ``count`` children from ``q [V]`` and test them one after the other; the trials up to the emitted token."""
     seeds, place = torch.tensor([seed]), torch.zeros(1, dtype=torch.int64)
     left, drawn = q[None].clone(), []

@@ -15,10 +15,12 @@ from spin_core.request import SamplingParams
 from spin_core.widgets.panel import Panel
 
 
-def editor(engine: Engine, prompts: Mapping[str, str], drafters: Sequence[Sequence[str]], max_new_tokens: int = 24) -> Panel:
+def editor(engine: Engine, prompts: Mapping[str, str], drafters: Sequence[Sequence[str]], max_new_tokens: int = 24
+           ) -> Panel:
     """Choose a prompt, who drafts, the shape and the temperature; go through the verifications.
 
-    ``prompts`` by name; ``drafters``: groups to choose from, whose trees are merged. A shape that is none, or is too large, is answered in words and the last picture stays.
+    ``prompts`` by name; ``drafters``: groups to choose from, whose trees are merged. A shape that is none, or is
+    too large, is answered in words and the last picture stays.
     """
     prompt = Dropdown(options=list(prompts), description="prompt")
     who = Dropdown(options=[(" and ".join(group), tuple(group)) for group in drafters], description="drafters")
