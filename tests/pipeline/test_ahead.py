@@ -65,7 +65,7 @@ PARAMS = st.builds(lambda p, seed, most, stop, text: p.with_(seed=seed, max_new_
 PROMPT = st.lists(st.integers(0, tiny.VOCAB - 1), min_size=1, max_size=12)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.data(), st.sampled_from(["near", "subset", "short", "same", "none", "fed"]), st.integers(0, 4),
        st.integers(1, 6), st.sampled_from([3, 512]), st.booleans())
 def test_the_same_texts(data, drafter, gamma, max_batch, chunk, mixed):
@@ -82,7 +82,7 @@ def test_the_same_texts(data, drafter, gamma, max_batch, chunk, mixed):
             assert (have.output_ids, have.text, have.finish_reason) == (want.output_ids, want.text, want.finish_reason)
 
 
-@pytest.mark.parametrize("drafter", ["subset", "short", "fed"])
+@pytest.mark.parametrize("drafter", ["subset", "fed"])
 def test_nearly_every_step_flies(drafter, flights):
     waiting, other = engines(drafter, max_batch=4)
     prompts, params = [[i, 4, i] for i in range(2)], [p.with_(max_new_tokens=30) for p in BOTH]
@@ -265,7 +265,7 @@ def unseen(*args):
 plain_verify = resident.verify_chain
 
 
-@pytest.mark.parametrize("drafter", ["near", "fed", "none"])
+@pytest.mark.parametrize("drafter", ["near", "fed"])
 def test_the_host_reads_once_a_step_and_one_step_late(drafter, monkeypatch):
     """Of a step in the air: no question while it is launched; then one copy is read, that of the step before."""
     engine = engines(drafter, max_batch=4)[1]
