@@ -15,7 +15,7 @@ pytestmark = pytest.mark.models
 
 
 def test_greedy_text_equals_generate_up_to_near_ties(smollm2):
-    prompts = [smollm2.encode(p.messages) for p in load_workload("mix", "test", limit=64)]
+    prompts = [smollm2.encode(p.messages) for p in load_workload("mix", "test", limit=32)]
     engine = Engine(smollm2, max_batch=8)
     rows = equality.compare(engine, prompts, max_new_tokens=24)
     print(rows)
