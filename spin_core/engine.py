@@ -122,8 +122,8 @@ class Engine:
     (:mod:`spin_core.pipeline.grouping`). "ahead" launches a step before the host has read the last one's verdict, where
     nothing else has to be known for it (:mod:`spin_core.pipeline.ahead`). It changes speed, not text.
 
-    Raises ValueError for unknown drafters and strategies, for a drafter beside a selector, and for impossible limits. A bad *request* never raises: it
-    comes back finished with ``FinishReason.ERROR`` and says why, and the others go on.
+    Raises ValueError for unknown drafters and strategies, for a drafter beside a selector, and for impossible limits. A
+    bad *request* never raises: it comes back finished with ``FinishReason.ERROR`` and says why, and the others go on.
     """
 
     def __init__(self, family, drafter: str | None = None, gamma: int | None = None, *, max_batch: int = 8,

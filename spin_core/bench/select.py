@@ -57,6 +57,8 @@ def run(args) -> Report:
         if args.sweep:
             rows += [{"costs": costs} | row for row in trial.sweep()]
         notes.append(f"{costs}: gamma " + ", ".join(f"{a} {g}" for a, g in trial.gammas.items()))
+    notes.append("a selector's own time is this machine's, the steps it is a share of are the recording's: they compare "
+                 "where both are the same machine")
     for batch, bound in ((8, .01), (256, .02)):
         share, seconds = thinking(recording, batch)
         rows.append({"costs": "measured", "policy": f"spin-full thinking, batch {batch}", "share_of_step": share})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,21 +27,6 @@ from tests import tiny
 
 RECIPES = {"plain": Recipe(2, 30, 5e-3), "fed": Recipe(1, 30, 5e-3, fed=True, depth=3)}
 SETTINGS = {"batch": 8, "steps": 40, "checkpoint_seconds": 1e9, "evaluations": 4}
-
-
-class Family(tiny.TinyFamily):
-    """The tiny family in float32, reading any text: a character stands for its code point modulo the vocabulary."""
-
-    name = "tiny"
-    tokenizer = SimpleNamespace(chat_template=None)
-
-    def encode(self, prompt: str) -> list[int]:
-        return [ord(c) % tiny.VOCAB for c in prompt[-12:]]
-
-
-@pytest.fixture(scope="module")
-def family() -> Family:
-    return Family(tiny.llama(3, layers=4, dtype=torch.float32, initializer_range=.35, tie_word_embeddings=True), {})
 
 
 @pytest.fixture(scope="module", params=list(RECIPES))
@@ -77,7 +61,7 @@ def test_facts_stand_beside_the_weights(made, family, name):
                                     SamplingParams(temperature=.8, top_k=9, max_new_tokens=24, seed=4)])
 def test_saved_drafter_drafts_losslessly(made, family, name, params):
     drafter = load_pruned(made / name / f"{name}.safetensors", family.target, family.vocab_size)
-    served = Family(family.target, {name: drafter})
+    served = tiny.ReadingFamily(family.target, {name: drafter})
     prompts = ["one prompt", "x", "and a third"]
     plain = Engine(served, "none", max_batch=3, max_len=60).generate(prompts, params)
     engine = Engine(served, name, gamma=4, max_batch=3, max_len=60)
@@ -91,7 +75,7 @@ def test_saved_drafter_drafts_losslessly(made, family, name, params):
 def test_engine_confirms_the_counted_tokens_per_verification(made, family, name):
     """Counting hits on the target's text says what the engine then does, chain by chain."""
     drafter = load_pruned(made / name / f"{name}.safetensors", family.target, family.vocab_size)
-    served = Family(family.target, {name: drafter})
+    served = tiny.ReadingFamily(family.target, {name: drafter})
     prompts = ["counted", "again", "abcdefg", "h"]
     for gamma in (1, 4):
         engine = Engine(served, name, gamma=gamma, max_batch=2, max_len=80)

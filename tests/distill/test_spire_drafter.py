@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -31,21 +30,6 @@ RUNGS = {rung: replace(recipe, vocab=30, depth=min(recipe.depth, 2), window=reci
 SETTINGS = {"batch": 8, "steps": 3, "checkpoint_seconds": 1e9, "evaluations": 1}
 
 
-class Family(tiny.TinyFamily):
-    """The tiny family in float32, reading any text."""
-
-    name = "tiny"
-    tokenizer = SimpleNamespace(chat_template=None)
-
-    def encode(self, prompt: str) -> list[int]:
-        return [ord(c) % tiny.VOCAB for c in prompt[-12:]]
-
-
-@pytest.fixture(scope="module")
-def family() -> Family:
-    return Family(tiny.llama(3, layers=4, dtype=torch.float32, initializer_range=.35, tie_word_embeddings=True), {})
-
-
 @pytest.mark.parametrize("rung", ["SPIRe", "no sparse KV cache", "no feedback memory", "also no target activations"])
 def test_what_is_counted_in_training_is_what_the_engine_does(family, rung, tmp_path):
     """Window, memory and states: unrolled over whole texts, and served from a ring token by token, the same count."""
@@ -59,7 +43,7 @@ def test_what_is_counted_in_training_is_what_the_engine_does(family, rung, tmp_p
     save(path, model, torch.arange(30), {})
     drafter = load_pruned(path, family.target, family.vocab_size)
     assert drafter.model.config.window == RUNGS[rung].window
-    served = Family(family.target, {"made": drafter})
+    served = tiny.ReadingFamily(family.target, {"made": drafter})
     params = SamplingParams(max_new_tokens=30, stop_ids=())
     prompts = ["counted", "again", "abcdefghijkl", "h"]
     engine = Engine(served, "made", gamma=4, max_batch=2, max_len=80)
