@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 class Selection:
     """Lets ``selector`` choose drafter and gamma of every request that was not submitted with a drafter of its own.
 
-    ``capacities``: how many of the running requests a drafter may serve at once; pinned ones take their places first.
+    ``capacities``: how many of the running requests a drafter may serve at once; pinned ones take their places first,
+    and one that comes while other micro-batches hold them all is served beside them until one is free.
     With ``beside`` a drafter gets to know a text in another thread, while the request goes on with its old drafter
     (SPIN's fast switching); else the engine waits for it. ``seconds`` is what the selector took since it was last
     set to 0.

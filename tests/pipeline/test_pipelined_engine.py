@@ -337,8 +337,8 @@ def test_capacities_hold_for_all_micro_batches_together():
     from test_selection import Restless as Selector
 
     engine = pipelined(3, max_batch=6, selector=Selector(["near", "other"], seed=3), capacities={"near": 2, "other": 3})
-    requests = [engine.submit([i, 4], GREEDY) for i in range(8)]
-    requests.append(engine.submit([9, 4], GREEDY, drafter="near", gamma=2))
+    requests = [engine.submit([9, 4], GREEDY, drafter="near", gamma=2)]     # there first, so its place is not given away
+    requests += [engine.submit([i, 4], GREEDY) for i in range(8)]
     most, groups = 0, set()
     while engine.queue or engine.running:
         engine.step()
