@@ -52,15 +52,15 @@ def philox(c0: Tensor | int, c1: Tensor | int, c2: Tensor | int, c3: Tensor | in
     keys = torch.stack(keys).view(2, *[1] * (len(shape) - keys[0].dim()), *keys[0].shape)
     multipliers, steps = (torch.stack([torch.full((), x, dtype=torch.int64, device=device) for x in two]).view(pair)
                           for two in (_MULTIPLIERS, _KEY_STEPS))
-    for _ in range(10):
+    rounds = torch.arange(10, device=device).view(-1, *[1] * len(pair))
+    for key in (keys + rounds * steps).bitwise_and_(_WORD):
         # int64 products wrap modulo 2**64, which keeps all 64 bits of a 32 x 32 bit product: the high word is
         # in bits 32-63 (the mask drops the copies of the sign that >> shifts in), the low word in bits 0-31.
         # c1 and c3 only ever meet a xor, so what they carry above bit 31 is masked together with the rest.
         product = multiplied * multipliers
         # c0 comes from the product of c2, c2 from that of c0: they are held in the order c2, c0
-        multiplied = ((product >> 32).bitwise_xor_(added).bitwise_xor_(keys)).bitwise_and_(_WORD).flip(0)
+        multiplied = (product >> 32).bitwise_xor_(added).bitwise_xor_(key).bitwise_and_(_WORD).flip(0)
         added = product
-        keys = (keys + steps) & _WORD
     return multiplied[1], added[0] & _WORD, multiplied[0], added[1] & _WORD
 
 

@@ -108,14 +108,17 @@ def largest(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 def _warp_(scores: Tensor, sampling: SamplingBatch) -> Tensor:
     """Logits -> :func:`probabilities`, in place, of positive temperature. A filter is a floor under the scores."""
-    # below 1e-30 the law no longer changes, but the quotient would overflow
-    scores.div_(sampling.temperature.clamp(min=1e-30).to(scores.dtype).unsqueeze(-1))
+    if (sampling.temperature != 1).any():
+        # below 1e-30 the law no longer changes, but the quotient would overflow
+        scores.div_(sampling.temperature.clamp(min=1e-30).to(scores.dtype).unsqueeze(-1))
     for active, floor in ((sampling.top_k > 0, _top_k_floor),
                           (sampling.top_p < 1, _top_p_floor),
                           (sampling.min_p > 0, _min_p_floor)):
+        if not active.any():
+            continue
         if active.all():
             scores.masked_fill_(scores < floor(scores, sampling), -torch.inf)
-        elif active.any():
+        else:
             kept = scores[active]
             scores[active] = kept.masked_fill_(kept < floor(kept, sampling.rows(active)), -torch.inf)
     return torch.softmax(scores, -1, out=scores)

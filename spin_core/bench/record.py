@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -26,9 +27,7 @@ def record(family, limit: int | None, max_new_tokens: int, repeats: int) -> Reco
     """``limit`` prompts of each workload's test split (None: all), answered greedily; drafters judged on the text."""
     began = time.time()
     answers = drafters.answer(family, limit, max_new_tokens)
-    lookups = {name: build(name, family, 1, 1024, None) for name in (*family.drafters, "ngram")
-               if drafters.is_lookup(family, name)} | {STRICT: NgramDrafter(*COMPOSED_NGRAM)}
-    models = [name for name in family.drafters if name not in lookups]
+    models, lookups = pool(family)
     arms = [*models, *lookups]
     texts = [answers.shard.sequence(i) for i in range(len(answers.workloads))]
     views = {name: drafters.views_of(family, name, answers) for name in models}
@@ -51,6 +50,25 @@ def record(family, limit: int | None, max_new_tokens: int, repeats: int) -> Reco
     for name in (*models, *(n for n in lookups if n not in ("ngram", STRICT))):
         recording = recording.compose(f"ngram+{name}", STRICT, name)
     return recording.take(np.argsort(turn, kind="stable"))
+
+
+def pool(family) -> tuple[list[str], dict[str, Drafter]]:
+    """Names of the drafters that are models, and those that look up."""
+    lookups = {name: build(name, family, 1, 1024, None) for name in (*family.drafters, "ngram")
+               if drafters.is_lookup(family, name)} | {STRICT: NgramDrafter(*COMPOSED_NGRAM)}
+    return [name for name in family.drafters if name not in lookups], lookups
+
+
+def timed(recording: Recording, family, repeats: int) -> Recording:
+    """The recorded texts, which are the same on every machine, with passes as this machine takes them.
+
+    Raises ValueError if the recording has a drafter that the family has not.
+    """
+    passes = measure(family, *pool(family), repeats)
+    passes |= {name: passes[rest] for name, (_, rest) in recording.composed.items() if rest in passes}
+    if missing := [a for a in recording.arms if a not in passes]:
+        raise ValueError(f"the recording's {', '.join(missing)} cannot be timed: not in the family's pool")
+    return replace(recording, passes=passes)
 
 
 def measure(family, models: list[str], lookups: dict[str, Drafter], repeats: int, context: int = 192) \

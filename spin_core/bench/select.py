@@ -31,9 +31,10 @@ def add_arguments(parser) -> None:
     parser.add_argument("--record", metavar="OUT", nargs="?", const=str(STORED),
                         help="first record the drafters of today, into OUT (default: the stored recording)")
     parser.add_argument("--recording", metavar="FILE", default=str(STORED), help="replay this recording")
+    parser.add_argument("--time", action="store_true", help="replay it with the passes timed anew, on this machine")
     parser.add_argument("--limit", type=int, help="with --record: prompts of each workload's test split (default all)")
     parser.add_argument("--max-new-tokens", type=int, default=128, help="with --record: tokens of an answer")
-    parser.add_argument("--repeats", type=int, default=9, help="with --record: interleaved repeats of every timing")
+    parser.add_argument("--repeats", type=int, default=9, help="interleaved repeats of every timing")
     parser.add_argument("--seeds", type=int, default=20, help="orders of service, and seeds of the policies (default 20)")
     parser.add_argument("--batch", type=int, default=8, help="requests served at once (default 8)")
     parser.add_argument("--sweep", action="store_true", help="also sweep the schedules and the priors")
@@ -44,9 +45,13 @@ def run(args) -> Report:
         from spin_core import zoo
         from spin_core.bench.record import record
 
-        recording = record(zoo.load("smollm2"), args.limit, args.max_new_tokens, args.repeats)
-        recording.save(args.record)
+        record(zoo.load("smollm2"), args.limit, args.max_new_tokens, args.repeats).save(args.record)
     recording = Recording.load(args.record or args.recording)
+    if args.time:
+        from spin_core import zoo
+        from spin_core.bench.record import timed
+
+        recording = timed(recording, zoo.load("smollm2"), args.repeats)
     rows, bars, notes = [], [], [f"{len(recording)} requests, {recording.lengths.sum()} tokens, batch {args.batch}, "
                                  f"{args.seeds} seeds; recorded on {recording.about.get('cpu')}, "
                                  f"{recording.about.get('date')}; +-: 95 % of the mean over the seeds"]
@@ -57,8 +62,9 @@ def run(args) -> Report:
         if args.sweep:
             rows += [{"costs": costs} | row for row in trial.sweep()]
         notes.append(f"{costs}: gamma " + ", ".join(f"{a} {g}" for a, g in trial.gammas.items()))
-    notes.append("a selector's own time is this machine's, the steps it is a share of are the recording's: they compare "
-                 "where both are the same machine")
+    notes.append("passes timed on this machine" if args.time or args.record else
+                 "a selector's own time is this machine's, the steps it is a share of are the recording's: they compare "
+                 "where both are the same machine (--time)")
     for batch, bound in ((8, .01), (256, .02)):
         share, seconds = thinking(recording, batch)
         rows.append({"costs": "measured", "policy": f"spin-full thinking, batch {batch}", "share_of_step": share})

@@ -7,6 +7,7 @@ would take with one row each, and what the drafted rows add is split by drafted 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,20 +22,20 @@ class AffineCost:
     """
 
     def __init__(self, memory: float = 200.0) -> None:
-        self.keep = np.exp(-1 / memory)
-        self.sums = np.zeros(5)         # of 1, n, n^2, t, n t
+        self.keep = math.exp(-1 / memory)
+        self.sums = [0.0] * 5           # of 1, n, n^2, t, n t
+        self.line = 0.0, 0.0            # (a, b); zeros before the first pass
 
-    def learn(self, rows: int, seconds: float) -> None:
+    def learn(self, rows: float, seconds: float) -> None:
         """Learn from one pass; seconds that cannot be are left out."""
-        if rows > 0 and np.isfinite(seconds) and seconds > 0:
-            self.sums = self.keep * self.sums + (1, rows, rows * rows, seconds, rows * seconds)
+        rows, seconds = float(rows), float(seconds)     # numbers of Python's own: arithmetic on them is much quicker
+        if rows > 0 and seconds > 0 and math.isfinite(seconds):
+            new = 1.0, rows, rows * rows, seconds, rows * seconds
+            self.sums = [self.keep * old + x for old, x in zip(self.sums, new)]
+            self.line = self._fit()
 
-    @property
-    def line(self) -> tuple[float, float]:
-        """``(a, b)``; zeros before the first pass."""
+    def _fit(self) -> tuple[float, float]:
         weight, n, nn, t, nt = self.sums
-        if weight == 0:
-            return 0.0, 0.0
         spread = nn / weight - (n / weight) ** 2
         slope = max(0.0, (nt / weight - n * t / weight ** 2) / spread) if spread > 1e-6 else 0.0
         fixed = t / weight - slope * n / weight

@@ -106,8 +106,8 @@ class SpinFull(Selector):
         seat = np.arange(count)
         drafted = rows[seat, choice].sum(1)
         spent = self.cost(count + drafted) + (self.per_row * lengths)[seat, choice].sum(1)
-        for arm, per_pass in enumerate(self.per_pass):                          # as many passes as the longest draft
-            spent = spent + per_pass * np.where(choice == arm, lengths[:, arm], 0).max(1)
+        longest = (lengths * (choice[:, :, None] == np.arange(len(self.arms)))).max(1)      # [sets, arms]
+        spent = spent + longest @ self.per_pass                                 # as many passes as the longest draft
         ratio = tokens[seat, choice].sum(1) / np.maximum(spent, 1e-12)
         best = int(ratio.argmax())
         self.goodput, self.rows = float(ratio[best]) if self.known else 0.0, float(drafted[best])
@@ -174,7 +174,8 @@ class SpinFull(Selector):
         for s in scores:
             if s.drafter in self.index and len(s.hits):
                 self.survival.read_along(s.request, self.index[s.drafter], s.hits)
-        self.survival.refresh()
+        if scores:
+            self.survival.refresh()
 
     def finish(self, request: int) -> None:
         self.survival.close(request)

@@ -45,6 +45,7 @@ class Survival:
         self.row: dict[int, int] = {}
         self.unused: list[int] = []
         self.books = np.zeros((0, 4, arms))         # per request: failures, expected failures, asked, found
+        self.kappa = np.full(arms, kappa)           # the shrinkage per arm: small where requests differ much
         self.refresh()
 
     def draft(self, requests: Iterable[int], arms: ndarray, drafted: ndarray, accepted: ndarray) -> None:
@@ -87,11 +88,6 @@ class Survival:
         """P(the first k drafted tokens are accepted) for k = 1 .. depths, ``[B, arms, depths]``."""
         return np.exp(-theta[:, :, None] * self.hazard.cumsum(1))
 
-    @property
-    def kappa(self) -> ndarray:
-        """The shrinkage per arm: small where requests differ much."""
-        return np.clip(self.spread[:, 0] / np.maximum(self.spread[:, 1], 1e-9), .5, 64)
-
     def frailty(self, rows: ndarray, bold: float = 0.0) -> ndarray:
         """The posterior mean of theta, ``[B, arms]``, less ``bold`` standard deviations."""
         books, kappa = self.books[rows], self.kappa
@@ -114,6 +110,7 @@ class Survival:
         if row is not None:
             failures, expected = self.books[row, :2]
             self.spread += np.stack([expected ** 2, (failures - expected) ** 2 - expected], 1)
+            self.kappa = np.clip(self.spread[:, 0] / np.maximum(self.spread[:, 1], 1e-9), .5, 64)
             self.books[row] = 0
             self.unused.append(row)
 
@@ -131,6 +128,6 @@ class Survival:
         self.failing = np.empty_like(self.tested)
         guess = np.full(len(self.tested), 1 - FIRST_GUESS)
         for depth in range(self.depths):
-            guess = np.clip((self.failed[:, depth] + 4 * guess) / (self.tested[:, depth] + 4), .02, .98)
-            self.failing[:, depth] = guess
+            guess = (self.failed[:, depth] + 4 * guess) / (self.tested[:, depth] + 4)
+            self.failing[:, depth] = guess = np.minimum(np.maximum(guess, .02), .98)    # np.clip takes thrice as long
         self.hazard = -np.log1p(-self.failing)

@@ -78,55 +78,55 @@ def verify_chain(logits: Tensor, draft: Draft, sampling: SamplingBatch, position
     behind its first rejection are not needed. Raises ValueError if the shapes do not fit together.
     """
     check_shapes(logits, draft, sampling, position)
-    batch, counts = len(sampling), draft.counts
-    accepted = torch.zeros_like(counts)
-    token = torch.full_like(counts, -1)
-    _go(_Greedy(logits, draft), sampling.greedy.nonzero().squeeze(-1), draft, accepted, token)
-    sampled = (~sampling.greedy).nonzero().squeeze(-1)
-    if sampled.numel():
+    # Who is where in its draft is kept in lists: for so few numbers Python is several times as fast as tensors.
+    batch, cu, tokens, greedy = len(sampling), draft.cu.tolist(), draft.tokens.tolist(), sampling.greedy.tolist()
+    accepted, token = [0] * batch, [-1] * batch
+    argmax = [b for b in range(batch) if greedy[b]]
+    _go(_Greedy(logits, tokens, token), argmax, cu, accepted)
+    if len(argmax) < batch:
         judge = _Sampled(logits, draft, sampling, position)
-        _go(judge, sampled, draft, accepted, token)
+        _go(judge, [b for b in range(batch) if not greedy[b]], cu, accepted)
         judge.draw(accepted, token)
 
-    failed = token < 0
-    accepted = accepted.masked_fill(failed, 0)
-    place = torch.arange(int(counts.max()) + 1 if batch else 1, device=logits.device)
-    tokens = torch.full((batch, len(place)), -1, device=logits.device)
-    if draft.tokens.numel():
-        drafted = draft.tokens[(draft.cu[:-1, None] + place).clamp(max=len(draft.tokens) - 1)]
-        tokens = drafted.where(place < accepted[:, None], -1)
-    tokens.scatter_(1, accepted[:, None], token[:, None])
-    return Verdict(accepted, tokens, failed)
+    failed = [t < 0 for t in token]
+    accepted = [0 if fail else n for n, fail in zip(accepted, failed)]
+    width = 1 + max((end - start for start, end in zip(cu, cu[1:])), default=0)
+    text = [tokens[start:start + n] + [t] + [-1] * (width - 1 - n) for start, n, t in zip(cu, accepted, token)]
+    return Verdict(*(torch.tensor(x, dtype=dtype, device=logits.device).reshape(shape) for x, dtype, shape in (
+        (accepted, torch.int64, (batch,)), (text, torch.int64, (batch, width)), (failed, torch.bool, (batch,)))))
 
 
-def _go(judge: "_Greedy | _Sampled", alive: Tensor, draft: Draft, accepted: Tensor, token: Tensor) -> None:
+def _go(judge: "_Greedy | _Sampled", alive: list[int], cu: list[int], accepted: list[int]) -> None:
     """Test first drafts of the requests ``alive``, then second ones, ...: a request is out at its first
-    rejection.
+    rejection, or behind its draft. So no row behind that is read. Counts into ``accepted``."""
+    depth = 0
+    while alive:
+        place = [cu[b] + depth for b in alive]          # of the drafted token under test, where there is one
+        more = [at < cu[b + 1] for at, b in zip(place, alive)]
+        alive = [b for b, accept in zip(alive, judge(alive, place, more)) if accept]
+        depth += 1
+        for b in alive:
+            accepted[b] = depth
 
-    So no row behind it is read. Writes to ``accepted`` and ``token`` where the judge knows the token.
-    """
-    for depth in range(len(draft.tokens) + 1):
-        if not alive.numel():
-            return
-        place = draft.cu[alive] + depth                 # of the drafted token under test, where there is one
-        more = place < draft.cu[alive + 1]
-        accept, token[alive] = judge(place + alive, place, more, alive)
-        accepted[alive] += accept
-        alive = alive[accept]
+
+def _rows(place: list[int], alive: list[int], device: torch.device) -> Tensor:
+    """Of the logits: each request before has one row more than drafted tokens."""
+    return torch.tensor([at + b for at, b in zip(place, alive)], device=device)
 
 
 class _Greedy:
     """A draft must be the largest logit; where it is not, that is the token."""
 
-    def __init__(self, logits: Tensor, draft: Draft) -> None:
-        self.logits, self.draft = logits, draft
+    def __init__(self, logits: Tensor, drafted: list[int], token: list[int]) -> None:
+        self.logits, self.drafted, self.token = logits, drafted, token
 
-    def __call__(self, row: Tensor, place: Tensor, more: Tensor, alive: Tensor) -> tuple[Tensor, Tensor]:
-        peak, best = largest(self.logits[row])
-        best = best.where(peak.isfinite(), -1)          # -1 where there is no law
-        accept = more.clone()
-        accept[more] = self.draft.tokens[place[more]] == best[more]
-        return accept, best
+    def __call__(self, alive: list[int], place: list[int], more: list[bool]) -> list[bool]:
+        peak, best = largest(self.logits[_rows(place, alive, self.logits.device)])
+        accept = []
+        for b, at, here, mine in zip(alive, place, more, best.where(peak.isfinite(), -1).tolist()):
+            self.token[b] = mine                        # -1 where there is no law
+            accept.append(here and self.drafted[at] == mine)
+        return accept
 
 
 class _Sampled:
@@ -143,27 +143,39 @@ class _Sampled:
         # Memory is asked for once: on a CPU fresh pages cost more than the arithmetic done on them.
         requests, dtype = int((~sampling.greedy).sum()), torch.promote_types(logits.dtype, torch.float32)
         self.p, self.weights = torch.empty(2, requests, logits.shape[1], dtype=dtype, device=logits.device)
-        self.ended: list[Tensor] = []       # requests whose last token has these weights, row by row
+        self.ended: list[int] = []          # requests whose last token has these weights, row by row
 
-    def __call__(self, row: Tensor, place: Tensor, more: Tensor, alive: Tensor) -> tuple[Tensor, Tensor]:
-        p = probabilities(self.logits, self.sampling.rows(alive), row, out=self.p[:len(row)])
-        accept = more.clone()
-        at = place[more]
-        accept[more] = accepts(self.u[at], p[more.nonzero().squeeze(-1), self.draft.tokens[at]], self.q[at])
-        rejected = more & ~accept
-        self._end(alive[~more], p[~more])
-        self._end(alive[rejected], residual(p[rejected], _law(self.draft, place[rejected], p)))
-        return accept, torch.full_like(alive, -1)
+    def __call__(self, alive: list[int], place: list[int], more: list[bool]) -> list[bool]:
+        device = self.logits.device
+        mine = self.sampling if len(alive) == len(self.sampling) else \
+            self.sampling.rows(torch.tensor(alive, device=device))
+        p = probabilities(self.logits, mine, _rows(place, alive, device), out=self.p[:len(alive)])
+        accept = list(more)
+        if tested := [i for i, here in enumerate(more) if here]:
+            at = torch.tensor([place[i] for i in tested], device=device)
+            p_token = p[torch.tensor(tested, device=device), self.draft.tokens[at]]
+            for i, passed in zip(tested, accepts(self.u[at], p_token, self.q[at]).tolist()):
+                accept[i] = passed
+        rejected = [i for i in tested if not accept[i]]
+        for i in range(len(alive)):
+            if not more[i]:
+                self._end(alive[i:i + 1], p[i])
+        if rejected:
+            rows, at = torch.tensor([rejected, [place[i] for i in rejected]], device=device)
+            self._end([alive[i] for i in rejected], residual(p.index_select(0, rows), _law(self.draft, at, p)))
+        return accept
 
-    def _end(self, requests: Tensor, weights: Tensor) -> None:
-        begin = sum(len(x) for x in self.ended)
-        self.weights[begin:begin + len(weights)] = weights
-        self.ended.append(requests)
+    def _end(self, requests: list[int], weights: Tensor) -> None:
+        begin = len(self.ended)
+        self.ended += requests
+        self.weights[begin:len(self.ended)] = weights
 
-    def draw(self, accepted: Tensor, token: Tensor) -> None:
+    def draw(self, accepted: list[int], token: list[int]) -> None:
         """Give every request its last token."""
-        ended = torch.cat(self.ended)
-        token[ended] = race(self.weights, self.sampling.seed[ended], self.position[ended] + accepted[ended], RESIDUAL)
+        ended, count = torch.tensor([self.ended, [accepted[b] for b in self.ended]], device=self.logits.device)
+        drawn = race(self.weights, self.sampling.seed[ended], self.position[ended] + count, RESIDUAL)
+        for b, t in zip(self.ended, drawn.tolist()):
+            token[b] = t
 
 
 def _drafted_probability(draft: Draft) -> Tensor:
