@@ -1,7 +1,10 @@
 """Sparse drafting: how often the target agrees with itself when it drafts on a part of its cache, and SPIRe's ladder.
 
-Two groups of texts, both greedy: the workloads' prompts as they are, and long ones, several of them joined. The ladder
-comes from the logs of ``python -m spin_core distill`` (``--drafter spire --drafter spire-random-initialisation ...``,
+Three groups of texts. *Documents* are long and go on where they were cut, as the texts do on which sparse self-drafts
+were published (books; MagicDec, arXiv 2408.11049): here Python's own language reference, which every interpreter
+brings along. They are judged, greedy and sampled. Beside them stand the workloads' prompts as they are, and *joined*
+ones: chats, in which the instruction stands at the beginning, where a window does not reach. The ladder comes from the
+logs of ``python -m spin_core distill`` (``--drafter spire --drafter spire-random-initialisation ...``,
 all rungs with the same ``--steps``).
 """
 
@@ -10,6 +13,7 @@ from __future__ import annotations
 import json
 from itertools import islice
 from pathlib import Path
+from pydoc_data.topics import topics
 
 from spin_core.bench import Bar, Report
 from spin_core.distill.drafters import LADDER, rung_name
@@ -19,13 +23,16 @@ from spin_core.simulate.spire import ABLATION
 
 DESCRIPTION = "self-speculation on a sparse cache by window, and the ablation of trained SPIRe drafters"
 WINDOWS = ("3/4", "1/2", "1/4", "1/8", "64")
+GROUPS = ("documents", "joined", "workloads")
+TOPICS = ("specialnames", "compound", "types", "formatstrings", "string-methods", "typesseq")     # the reference's longest
 BAR = 0.9
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("--prompts", type=int, default=24, help="of each group (default 24)")
-    parser.add_argument("--max-new-tokens", type=int, default=96)
-    parser.add_argument("--context", type=int, default=768, help="tokens of a long prompt, about (default 768)")
+    parser.add_argument("--prompts", type=int, default=8, help="of each group (default 8)")
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--context", type=int, default=1024, help="tokens of a long prompt, about (default 1024)")
+    parser.add_argument("--texts", nargs="+", choices=GROUPS, default=list(GROUPS), help="groups (default: all)")
     parser.add_argument("--window", action="append", help=f"repeated (default {', '.join(WINDOWS)})")
     parser.add_argument("--gamma", type=int, default=4)
     parser.add_argument("--batch", type=int, default=8)
@@ -39,18 +46,25 @@ def run(args) -> Report:
     rows = ladder(args.ladder) if args.ladder else []
     if args.prompts:
         family = zoo.load("smollm2", drafters=[], device=args.device)
-        params = SamplingParams(max_new_tokens=args.max_new_tokens)
-        for group, prompts in texts(family, args.prompts, args.context).items():
-            for window in args.window or WINDOWS:
+        greedy = SamplingParams(max_new_tokens=args.max_new_tokens)
+        for group in args.texts:
+            prompts = texts(family, group, args.prompts, args.context)
+            runs = [("greedy", greedy, window) for window in args.window or WINDOWS]
+            if group == "documents":
+                runs.append(("sampled", greedy.with_(temperature=1.0), "1/2"))
+            for law, params, window in runs:
                 engine = Engine(family, f"sparse:target:{window}", args.gamma, max_batch=args.batch, pipeline="off")
-                engine.generate(prompts, params)
-                rows.append({"texts": group, "prompt_tokens": round(sum(map(len, prompts)) / len(prompts)),
-                             "window": window, **agreement(engine)})
-    half = [row["acceptance"] for row in rows if row.get("window") == "1/2"]
-    return Report("spire", rows, [Bar("acceptance of the target's own sparse drafts, window half the context",
-                                      min(half, default=None), f">= {BAR}")],
-                  [f"gamma {args.gamma}, batch {args.batch}; acceptance: of the drafted tokens that were tested, those "
-                   "before a draft's first rejection and that one, the share that held; the bar takes the worse group",
+                engine.generate(prompts, [params.with_(seed=seed) for seed in range(len(prompts))])
+                rows.append({"texts": group, "law": law, "window": window,
+                             "prompt_tokens": round(sum(map(len, prompts)) / len(prompts)), **agreement(engine)})
+    half = [row["acceptance"] for row in rows if row.get("window") == "1/2" and row["texts"] == "documents"]
+    return Report("spire", rows, [Bar("acceptance of the target's own sparse drafts on long documents, window half the "
+                                      "context", min(half, default=None), f">= {BAR}")],
+                  [f"{args.prompts} prompts of each group, {args.max_new_tokens} tokens, gamma {args.gamma}, batch "
+                   f"{args.batch}; acceptance: of the drafted tokens that were tested, those before a draft's first "
+                   "rejection and that one, the share that held; the bar takes the lower of greedy and sampled "
+                   "(temperature 1)",
+                   "joined and workloads are chats: their instruction is outside of the window",
                    "ladder: tokens per verification at gamma 4 on held-out greedy answers, counted without the engine"])
 
 
@@ -63,13 +77,28 @@ def agreement(engine: Engine) -> dict:
             "tokens_per_verification": engine.trace.metrics()["tokens_per_verification"], "verifications": len(steps)}
 
 
-def texts(family, count: int, context: int) -> dict[str, list[list[int]]]:
-    """Prompts as they are, and ``count`` long ones of about ``context`` tokens with a task at the end."""
+def texts(family, group: str, count: int, context: int) -> list[list[int]]:
+    """``count`` prompts of one of GROUPS; those of the first two have about ``context`` tokens."""
     from spin_core.workloads import load_workload
 
-    plain = [family.encode(p.messages) for p in load_workload("mix", "test", limit=count)]
-    pieces = iter([m["content"] for p in load_workload("mix") for m in p.messages] * count)
-    return {"workloads": plain, "joined": [joined(family, pieces, context) for _ in range(count)]}
+    if group == "documents":
+        return documents(family, count, context)
+    if group == "joined":
+        pieces = iter([m["content"] for p in load_workload("mix") for m in p.messages] * count)
+        return [joined(family, pieces, context) for _ in range(count)]
+    return [family.encode(p.messages) for p in load_workload("mix", "test", limit=count)]
+
+
+def documents(family, count: int, context: int) -> list[list[int]]:
+    """The first ``context`` tokens of ``count`` parts of Python's language reference, no two of which overlap: plain
+    text, no chat. Raises ValueError where the reference is not long enough."""
+    found = []
+    for topic in TOPICS:
+        ids = family.tokenizer(topics[topic])["input_ids"]
+        found += [(start, ids[start:start + context]) for start in range(0, len(ids) - context + 1, context)]
+    if len(found) < count:
+        raise ValueError(f"Python's reference has {len(found)} documents of {context} tokens, not {count}")
+    return [ids for _, ids in sorted(found, key=lambda part: part[0])[:count]]      # of all topics in turn
 
 
 def joined(family, pieces, context: int) -> list[int]:

@@ -17,15 +17,15 @@ from spin_core.request import SamplingParams
 
 DESCRIPTION = "token trees: SpecInfer's tables beside ours, width by batch, merged trees, Sequoia's shapes"
 WORKLOADS = ("instructions", "personas", "chat")
-PARTS = ("match", "width", "rules", "merge", "shape", "map")
+PARTS = ("law", "match", "width", "rules", "merge", "shape", "map")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prompts", type=int, default=6, help="prompts of each workload's test split (default 6)")
-    parser.add_argument("--max-new-tokens", type=int, default=48)
+    parser.add_argument("--prompts", type=int, default=3, help="prompts of each workload's test split (default 3)")
+    parser.add_argument("--max-new-tokens", type=int, default=32)
     parser.add_argument("--drafters", nargs=2, default=["pruned-4L-8k", "fed-1L-8k"], metavar="NAME",
                         help="model drafters: the first grows trees, both are merged")
-    parser.add_argument("--width", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser.add_argument("--width", type=int, nargs="+", default=[1, 3, 5])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 2, 4, 8], help="batches of the latency map")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run (default: all)")
     parser.add_argument("--device", default="cpu")
@@ -67,6 +67,13 @@ def measure(engine: Engine, prompts: dict[str, list], args) -> Report:
                 rates = trees.match_rates(trees.ranks(engine, name, texts[law]))
                 for k, (rate, theirs) in enumerate(zip(rates, trees.PUBLISHED_MATCH[law]), 1):
                     row("1: token among first k", law, name, k, rate, theirs)
+
+    if "law" in args.only:
+        found = {name: verify_rules.measure(rule)[0] for name, rule in (verify_rules.LOSSLESS | verify_rules.BIASED).items()}
+        for name, distance in found.items():
+            row("law: distance from p", "sampled", "six tokens", name, distance, verify_rules.SIZES.get(name))
+        report.bars.append(Bar("distance from p of the allowed child rules, largest",
+                               max(found[name] for name in verify_rules.LOSSLESS), "<= 1e-9"))
 
     first, second = args.drafters
     by_width: dict[int, float] = {}

@@ -88,6 +88,7 @@ def distill(family, recipes: dict[str, Recipe | TableRecipe], out: Path, *, budg
         tell(f"{boost_after} misses {int(wanted.sum()):,} of {train_set.answer_tokens:,} answer tokens")
     data = Data(train_set, train_states, family.target.device, wanted)
     chosen = {k: v for k, v in (settings or {}).items() if v is not None}
+    fitted: dict[int, torch.Tensor] = {}        # by the layer that a fed drafter begins as: recipes share it
     for number, (name, recipe) in enumerate(recipes.items()):
         seconds = (began + budget - time.time()) / (len(recipes) - number)
         setting = Settings(**{"batch": 128 if on_gpu else 12, "seconds": max(seconds, 1.0), "seed": seed,
@@ -99,7 +100,10 @@ def distill(family, recipes: dict[str, Recipe | TableRecipe], out: Path, *, budg
             ids = draft_vocabulary(train_set, recipe.vocab, family.vocab_size, family.stop_ids)
             # a resumed run has its weights
             fresh = recipe.fed and recipe.pruned and not (out / name / CHECKPOINT).exists()
-            first = {"fuse.weight": fit_fuse(family.target, recipe, train_set, train_states)} if fresh else {}
+            layer = source_layers(recipe, family.target.config.num_hidden_layers)[0]
+            if fresh and layer not in fitted:
+                fitted[layer] = fit_fuse(family.target, recipe, train_set, train_states)
+            first = {"fuse.weight": fitted[layer]} if fresh else {}
         tell(f"{name}: {recipe.layers} layers, {len(ids)} draft ids, {train_set.answer_tokens:,} answer tokens")
         model, log = train(family.target, recipe, ids, data, held, out / name, setting, first, tell)
         facts_here = {**facts, "recipe": asdict(recipe), "batch": setting.batch, "steps": log[-1]["step"],

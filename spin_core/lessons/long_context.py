@@ -57,16 +57,16 @@ def costs(batch: int, contexts: Sequence[int] = CONTEXTS, window: int | None = N
     return out
 
 
-def acceptance(family, windows: Sequence[str], context: int, prompts: int, max_new_tokens: int,
+def acceptance(family, group: str, windows: Sequence[str], context: int, prompts: int, max_new_tokens: int,
                gamma: int = 4) -> list[dict]:
-    """The target drafting for itself on a sparse cache, on joined prompts of about ``context`` tokens: per window what
-    ``bench spire`` tells, from one engine each."""
-    texts = bench.texts(family, prompts, context)["joined"]
+    """The target drafting for itself on a sparse cache, on ``prompts`` of a group of ``bench spire``'s, of about
+    ``context`` tokens: per window what that benchmark tells, greedy, from one engine each."""
+    texts = bench.texts(family, group, prompts, context)
     rows = []
     for window in windows:
         engine = Engine(family, f"sparse:target:{window}", gamma, max_batch=prompts, pipeline="off")
         engine.generate(texts, SamplingParams(max_new_tokens=max_new_tokens))
-        rows.append({"window": window, "prompt_tokens": round(sum(map(len, texts)) / len(texts)),
+        rows.append({"texts": group, "window": window, "prompt_tokens": round(sum(map(len, texts)) / len(texts)),
                      **bench.agreement(engine)})
     return rows
 

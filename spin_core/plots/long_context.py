@@ -118,19 +118,21 @@ def ladder(published: Mapping[str, tuple[float, float]], ours: Mapping[str, floa
 
 @styled
 def acceptance(rows: Sequence[Mapping], bar: float) -> Figure:
-    """How often the target agrees with its own sparse drafts, by window; tokens per verification beside."""
-    figure = Figure(figsize=(WIDTH, 0.42 * len(rows) + 1.5), layout="constrained")
+    """How often the target agrees with its own sparse drafts, by texts and window; tokens per verification beside."""
+    figure = Figure(figsize=(WIDTH, 0.36 * len(rows) + 1.5), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    y = np.arange(len(rows))
-    for panel, key, colour in ((left, "acceptance", BLUE), (right, "tokens_per_verification", GREEN)):
-        panel.barh(y, [row[key] for row in rows], .6, color=tint(colour, .85))
-        for row, values in enumerate(rows):
-            panel.text(values[key], row, f" {values[key]:.2f}", va="center", size=9.5)
+    groups = list(dict.fromkeys(row["texts"] for row in rows))
+    y = [i + 0.6 * groups.index(row["texts"]) for i, row in enumerate(rows)]       # a gap between the groups
+    for panel, key in ((left, "acceptance"), (right, "tokens_per_verification")):
+        panel.barh(y, [row[key] for row in rows], .6,
+                   color=[tint((BLUE, ORANGE, GREEN)[groups.index(row["texts"])], .85) for row in rows])
+        for at, row in zip(y, rows):
+            panel.text(row[key], at, f" {row[key]:.2f}", va="center", size=9.5)
         panel.grid(axis="y", visible=False)
     left.axvline(bar, color=INK, linewidth=1, linestyle=":")
-    left.set(yticks=y, yticklabels=[f"sees {row['window']}" + (" of the text" if "/" in row["window"] else " tokens")
-                                    for row in rows], ylim=(len(y) - .4, -.6), xlim=(0, 1.15),
-             xlabel="of the tested tokens (measured)", title="Accepted")
+    left.set(yticks=y, yticklabels=[f"{row['texts']}: sees {row['window']}" + (" of it" if "/" in row["window"] else
+                                                                              " tokens") for row in rows],
+             ylim=(y[-1] + .6, -.6), xlim=(0, 1.15), xlabel="of the tested tokens (measured)", title="Accepted")
     right.set(xlabel="measured, gamma 4", title="Tokens per verification", xlim=(0, 5.6))
     return figure
 

@@ -27,18 +27,18 @@ def generate(drafter: str, params: SamplingParams, gamma: int = 3, family=None, 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_text_is_plain_decoding(name):
-    engine, requests = generate(name, SamplingParams(max_new_tokens=50, stop_ids=()))
+    engine, requests = generate(name, SamplingParams(max_new_tokens=26, stop_ids=()))
     for request in requests:
         tiny.assert_greedy(engine.family.target, request, stop_ids=())
     assert 0 < engine.trace.metrics()["accepted"] < engine.trace.metrics()["drafted"]
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(gamma=st.integers(1, AHEAD), temperature=st.sampled_from([0.0, 1.0]), seed=st.integers(0, 99),
        name=st.sampled_from(["near", "subset"]))
 def test_a_window_over_everything_drafts_what_full_attention_drafts(gamma, temperature, seed, name):
     """Through catch-ups, rollbacks and mixed lengths, text and drafts are the same, in float64."""
-    params = SamplingParams(temperature=temperature, seed=seed, max_new_tokens=30, stop_ids=())
+    params = SamplingParams(temperature=temperature, seed=seed, max_new_tokens=20, stop_ids=())
     (full, texts), (sparse, same) = (generate(n, params, gamma) for n in (name, f"sparse:{name}:96"))
     assert [r.output_ids for r in texts] == [r.output_ids for r in same]
     drafted, again = ([(e.context, e.drafted) for e in engine.trace.events if e.kind == "step"]
@@ -46,7 +46,7 @@ def test_a_window_over_everything_drafts_what_full_attention_drafts(gamma, tempe
     assert drafted == again
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(gamma=st.integers(1, AHEAD), temperature=st.sampled_from([0.0, 1.0]), seed=st.integers(0, 99),
        chunk=st.sampled_from([3, 512]))
 def test_the_target_that_sees_everything_accepts_all_it_drafts(gamma, temperature, seed, chunk):
@@ -58,7 +58,7 @@ def test_the_target_that_sees_everything_accepts_all_it_drafts(gamma, temperatur
 
 def test_a_fed_drafter_may_be_sparse_too():
     family = tiny.fed_family()
-    params = SamplingParams(max_new_tokens=40, stop_ids=())
+    params = SamplingParams(max_new_tokens=20, stop_ids=())
     _, texts = generate("fed", params, family=family)
     for window in ("96", "5"):
         engine, same = generate(f"sparse:fed:{window}", params, family=family)
@@ -68,9 +68,9 @@ def test_a_fed_drafter_may_be_sparse_too():
 
 @pytest.mark.parametrize("name", ["sparse:near:4", "sparse:target:4"])
 def test_a_sampled_text_does_not_depend_on_its_mates(name):
-    params = [SamplingParams(temperature=1.0, max_new_tokens=20, seed=i, stop_ids=()) for i in range(4)]
+    params = [SamplingParams(temperature=1.0, max_new_tokens=16, seed=i, stop_ids=()) for i in range(4)]
     together = Engine(tiny.family(), name, 3, max_batch=4, prefill_chunk=8).generate(PROMPTS, params)
-    for prompt, param, request in zip(PROMPTS, params, together):
+    for prompt, param, request in list(zip(PROMPTS, params, together))[1::2]:
         alone, = Engine(tiny.family(), name, 3, max_batch=1, prefill_chunk=8).generate([prompt], param)
         assert alone.output_ids == request.output_ids
 
@@ -91,7 +91,7 @@ def test_reading_ahead_and_reading_late_are_the_same():
 def test_pinned_requests_a_selector_and_micro_batches_serve_it():
     engine = Engine(tiny.family(), selector="random", gamma=3, max_batch=4, pipeline=2,
                     arms=["near", "sparse:target:4", "sparse:near:5", "ngram"])
-    requests = engine.generate(PROMPTS * 2, SamplingParams(max_new_tokens=30, stop_ids=()))
+    requests = engine.generate(PROMPTS * 2, SamplingParams(max_new_tokens=18, stop_ids=()))
     for request in requests:
         tiny.assert_greedy(engine.family.target, request, stop_ids=())
     used = {e.drafter for e in engine.trace.events if e.kind == "step" and e.drafted}

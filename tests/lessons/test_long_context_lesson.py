@@ -40,8 +40,8 @@ def test_pictures_and_widget_render(tmp_path):
     panel.children[0].children[1].value = 65536
     assert bytes(panel.picture.value) != before and before.startswith(b"\x89PNG")
     settings = {"B 64, L 512": (lesson.multipliers(64, 512), spire.PUBLISHED)}
-    rows = [{"window": "1/2", "acceptance": .95, "tokens_per_verification": 4.2},
-            {"window": "64", "acceptance": .8, "tokens_per_verification": 3.2}]
+    rows = [{"texts": "documents", "window": "1/2", "acceptance": .95, "tokens_per_verification": 4.2},
+            {"texts": "joined", "window": "64", "acceptance": .8, "tokens_per_verification": 3.2}]
     for figure in (plots.multipliers(settings, [512, 1024], {"1/8": [1.3, 1.2], "64": [1.3, 1.1]}),
                    plots.costs(lesson.CONTEXTS, {b: lesson.costs(b) for b in (1, 64)}),
                    plots.ladder(spire.ablation(), {}), plots.ladder(spire.ablation(), {"SPIRe": 1.5}),
@@ -50,9 +50,9 @@ def test_pictures_and_widget_render(tmp_path):
 
 
 def test_acceptance_is_measured_and_falls_with_the_window(monkeypatch):
-    texts = {"joined": [[(3 * i + j) % tiny.VOCAB for i in range(40)] for j in range(3)]}
+    texts = [[(3 * i + j) % tiny.VOCAB for i in range(40)] for j in range(3)]
     monkeypatch.setattr(lesson.bench, "texts", lambda *args: texts)
-    everything, little = lesson.acceptance(tiny.family(), ["1/1", "2"], 40, 3, 30)
+    everything, little = lesson.acceptance(tiny.family(), "joined", ["1/1", "2"], 40, 3, 30)
     assert everything["acceptance"] == 1 and little["acceptance"] < .9 and everything["prompt_tokens"] == 40
 
 
@@ -80,3 +80,17 @@ def test_joined_prompts_are_as_long_as_asked_for():
     family = tiny.TinyFamily(None, {})
     family.encode = lambda text: [0] * len(text)
     assert 300 < len(lesson.bench.joined(family, pieces, 500)) <= 500
+
+
+def test_documents_are_plain_text_that_does_not_overlap():
+    class Family:
+        def tokenizer(self, text):
+            return {"input_ids": list(text)}
+
+    parts = lesson.bench.documents(Family(), 9, 1000)
+    assert all(len(part) == 1000 for part in parts) and len(set(map(tuple, parts))) == 9
+    topics = lesson.bench.topics
+    assert all(any("".join(part) in topics[name] for name in lesson.bench.TOPICS) for part in parts)
+    assert {"".join(part) for part in parts} >= {topics[name][:1000] for name in lesson.bench.TOPICS}
+    with pytest.raises(ValueError, match="documents of 50000 tokens, not 9"):
+        lesson.bench.documents(Family(), 9, 50_000)

@@ -7,10 +7,9 @@ import itertools
 import pytest
 import torch
 
-from spin_core.lessons.verify_rules import P, Q
 from spin_core.verify.tree import trials
 
-OTHER = torch.tensor([0.05, 0.3, 0.1, 0.25, 0.1, 0.2], dtype=torch.float64)
+P, Q, OTHER = torch.tensor([[0.45, 0.3, 0.15, 0.1], [0.2, 0.15, 0.45, 0.2], [0.1, 0.4, 0.2, 0.3]], dtype=torch.float64)
 
 
 def law(way: str, rows: list[int], laws: list[torch.Tensor], stop: bool = False) -> torch.Tensor:
