@@ -11,7 +11,7 @@ Usage:
       --device cpu|cuda|...           where to compute (default: cuda where there is one, else cpu)
       --fresh                         run again what is already finished
       --output DIR                    where runs/ and figures/ go (default: this checkout)
-  ./run_all.sh test [pytest options]  pass the tests
+  ./run_all.sh test [pytest options]  pass the tests, side by side on up to four cores (-n 0: one after the other)
   ./run_all.sh lab [jupyter options]  open the lessons in JupyterLab
   ./run_all.sh --help
 
@@ -95,7 +95,7 @@ fi
 
 # ---- the work
 case $command in
-    test) exec "$python" -m pytest "$@" ;;
+    test) exec "$python" -m pytest -n auto --maxprocesses 4 --dist worksteal "$@" ;;   # the last -n wins
     lab)  JUPYTER_PREFER_ENV_PATH=1 exec "$python" -m jupyterlab "$@" ;;
     *)    "$python" -m spin_core fetch
           exec "$python" -m spin_core.reproduce "$@" ;;

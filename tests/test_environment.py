@@ -158,6 +158,7 @@ def checkout(tmp_path):
 INSTALL = "python [-m] [pip] [install] [--disable-pip-version-check] [--quiet] [-e] [.[test]]"
 FETCH = "python [-m] [spin_core] [fetch]"
 REPRODUCE = "python [-m] [spin_core.reproduce]"
+PYTEST = "python [-m] [pytest] [-n] [auto] [--maxprocesses] [4] [--dist] [worksteal]"
 
 
 def test_help_says_everything_and_installs_nothing(checkout):
@@ -213,8 +214,8 @@ def test_options_reach_the_notebooks(checkout):
 def test_test_and_lab_pass_their_options_on(checkout):
     checkout.tool("python3", STAND_IN_PYTHON)
     checkout.run()
-    assert checkout.run("test")[1] == ["python [-m] [pytest]"]
-    assert checkout.run("test", "-m", "not models", "-x")[1] == ["python [-m] [pytest] [-m] [not models] [-x]"]
+    assert checkout.run("test")[1] == [PYTEST]
+    assert checkout.run("test", "-m", "not models", "-n", "0")[1] == [f"{PYTEST} [-m] [not models] [-n] [0]"]
     assert checkout.run("lab", "--no-browser")[1] == ["python [-m] [jupyterlab] [--no-browser]"]
 
 
@@ -224,8 +225,8 @@ def test_conda_tools_make_the_environment_from_the_file(checkout, tool):
     checkout.tool(tool, STAND_IN_CONDA)
     done, log = checkout.run("test")
     assert done.returncode == 0, done.stderr
-    assert log == ["conda env create -n spin -f environment.yml", INSTALL, "python [-m] [pytest]"]
-    assert checkout.run("test")[1] == ["python [-m] [pytest]"]
+    assert log == ["conda env create -n spin -f environment.yml", INSTALL, PYTEST]
+    assert checkout.run("test")[1] == [PYTEST]
     assert not (checkout.root / ".venv").exists()
 
 
@@ -234,8 +235,8 @@ def test_an_active_environment_spin_is_taken_as_it_is(checkout, tmp_path):
     (tmp_path / "active" / "bin").mkdir(parents=True)
     (tmp_path / "active" / "bin" / "python").symlink_to(checkout.bin / "stand-in")
     active = {"CONDA_DEFAULT_ENV": "spin", "CONDA_PREFIX": str(tmp_path / "active")}
-    assert checkout.run("test", **active)[1] == [INSTALL, "python [-m] [pytest]"]
-    assert checkout.run("test", **active)[1] == ["python [-m] [pytest]"]
+    assert checkout.run("test", **active)[1] == [INSTALL, PYTEST]
+    assert checkout.run("test", **active)[1] == [PYTEST]
 
 
 def test_no_suitable_python_is_said_clearly(checkout):
@@ -246,7 +247,7 @@ def test_no_suitable_python_is_said_clearly(checkout):
 
 # ---- the whole check, with stand-ins for the browser and for run_all.sh
 
-CI_STEPS = ["test", "test -m browser", "--profile quick --fresh --output "]
+CI_STEPS = ["test", "test -m browser -n 0", "--profile quick --fresh --output "]
 
 
 @pytest.mark.parametrize("fails", [None, 0, 1, 2])
