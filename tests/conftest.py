@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,24 @@ import torch        # noqa: E402: it reads the variable when it is imported
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")      # decided once, when Triton is first imported: before all else
+
+
+@pytest.fixture(scope="module")
+def patched_once():
+    """For modules that run kernels in Triton's interpreter. It redirects triton.language anew at every call of a
+    function; here once for the whole module: half the time."""
+    triton = pytest.importorskip("triton")
+    if not triton.knobs.runtime.interpret:
+        yield
+        return
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    scope = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter, "_patch_lang", lambda fn: SimpleNamespace(restore=lambda: None))
+        yield
+    scope.restore()
 
 
 @pytest.fixture(scope="session")

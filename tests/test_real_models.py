@@ -14,27 +14,31 @@ from spin_core.workloads import load_workload
 pytestmark = pytest.mark.models
 
 
+def short_prompts(family, count: int) -> list[list[int]]:
+    """The shortest prompts of a small workload: a pass costs by the token."""
+    return sorted((family.encode(p.messages) for p in load_workload("mix", "test", limit=24)), key=len)[:count]
+
+
 def test_greedy_text_equals_generate_up_to_near_ties(smollm2):
-    prompts = [smollm2.encode(p.messages) for p in load_workload("mix", "test", limit=32)]
-    engine = Engine(smollm2, max_batch=8)
-    rows = equality.compare(engine, prompts, max_new_tokens=24)
-    print(rows)
+    prompts = short_prompts(smollm2, 6)
+    engine = Engine(smollm2, max_batch=4)
+    rows = equality.compare(engine, prompts, max_new_tokens=16)
     assert all(row["logit_gap"] < equality.NEAR_TIE for row in rows), rows
-    assert len(rows) <= 3, rows
+    assert len(rows) <= 1, rows
     # the comparison means something: tokens were drafted and some of them held
-    assert engine.trace.metrics()["accepted"] > 100
+    assert engine.trace.metrics()["accepted"] > 15
 
 
 def test_every_drafter_of_the_pool_is_lossless(smollm2):
-    prompts = [smollm2.encode(p.messages) for p in load_workload("mix", "test", limit=6, seed=3)]
-    params = SamplingParams(max_new_tokens=16)
-    plain = [r.output_ids for r in Engine(smollm2, "none", max_batch=6).generate(prompts, params)]
+    prompts = short_prompts(smollm2, 4)
+    params = SamplingParams(max_new_tokens=12)
+    plain = [r.output_ids for r in Engine(smollm2, "none", max_batch=4).generate(prompts, params)]
     for name in [*smollm2.drafters, "ngram", f"ngram+{next(iter(smollm2.drafters))}"]:
-        engine = Engine(smollm2, name, gamma=4, max_batch=6)
+        engine = Engine(smollm2, name, gamma=4, max_batch=4)
         texts = [r.output_ids for r in engine.generate(prompts, params)]
         assert engine.trace.metrics()["drafted"] > 0, name
         other = [prompt for prompt, text, wanted in zip(prompts, texts, plain) if text != wanted]
-        rows = equality.compare(engine, other, max_new_tokens=16)       # a tie, or a mistake?
+        rows = equality.compare(engine, other, max_new_tokens=12)       # a tie, or a mistake?
         assert all(row["logit_gap"] < equality.NEAR_TIE for row in rows), (name, rows)
 
 
@@ -52,19 +56,20 @@ def test_the_comparison_sees_a_wrong_token(smollm2):
     assert [row["token"] for row in rows] == [3] and rows[0]["logit_gap"] > equality.NEAR_TIE
 
 
-PROMPT = "The best thing about the sea is"
-PARAMS = SamplingParams(temperature=1.0, top_k=40, max_new_tokens=2)
-SEEDS = 2000
+PROMPT = "The sea is"
+PARAMS = SamplingParams(temperature=1.0, top_k=20, stop_ids=())
+SEEDS = 400
 DRAFTER = "pruned-2L-8k"        # drafts from the first token on, which a drafter fed with states does not
 
 
-def first_tokens(family, drafter: str) -> np.ndarray:
-    """The first two tokens behind PROMPT for many seeds, ``[SEEDS, 2]``; both were drafted."""
-    engine = Engine(family, drafter, gamma=2, max_batch=100, max_len=16)
+def first_tokens(family, count: int, tokens: int = 2) -> np.ndarray:
+    """The first tokens behind PROMPT for many seeds, ``[count, tokens]``; all were drafted."""
+    engine = Engine(family, DRAFTER, gamma=2, max_batch=100, max_len=16)
     prompt = family.tokenizer.encode(PROMPT)
-    requests = engine.generate([prompt] * SEEDS, [PARAMS.with_(seed=s) for s in range(SEEDS)])
-    assert drafter == "none" or engine.trace.metrics()["accepted"] > SEEDS // 20
-    return np.array([r.output_ids for r in requests])
+    params = PARAMS.with_(max_new_tokens=tokens + 1)        # the last token of a text is never drafted
+    requests = engine.generate([prompt] * count, [params.with_(seed=s) for s in range(count)])
+    assert not engine.retired and engine.trace.metrics()["accepted"] > count // 10
+    return np.array([r.output_ids[:tokens] for r in requests])
 
 
 def exact_law(family, ids: list[int]) -> np.ndarray:
@@ -88,7 +93,7 @@ def chi_square(tokens: np.ndarray, law: np.ndarray) -> float:
 
 
 def test_the_law_of_two_drafted_tokens(smollm2):
-    tokens = first_tokens(smollm2, DRAFTER)
+    tokens = first_tokens(smollm2, SEEDS)
     prompt = smollm2.tokenizer.encode(PROMPT)
     assert chi_square(tokens[:, 0], exact_law(smollm2, prompt)) > 1e-4
     most = np.bincount(tokens[:, 0]).argmax()
@@ -103,9 +108,10 @@ def test_the_chi_square_catches_a_wrong_q(smollm2, monkeypatch):
 
     def understated(self, requests, counts):
         draft = propose(self, requests, counts)
-        draft.probs = draft.probs / 4
+        if draft.probs is not None:
+            draft.probs = draft.probs / 16
         return draft
 
     monkeypatch.setattr(ModelDrafter, "propose", understated)
-    tokens = first_tokens(smollm2, DRAFTER)
-    assert chi_square(tokens[:, 0], exact_law(smollm2, smollm2.tokenizer.encode(PROMPT))) < 1e-9
+    tokens = first_tokens(smollm2, 300, 1)
+    assert chi_square(tokens[:, 0], exact_law(smollm2, smollm2.tokenizer.encode(PROMPT))) < 1e-6

@@ -99,7 +99,7 @@ actions = st.one_of(
 
 
 @pytest.mark.parametrize("policy", [*POLICIES, "restless"])
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(script=st.lists(actions, min_size=4, max_size=14), capacities=st.dictionaries(
     st.sampled_from(POOL), st.integers(0, 2)), fast=st.booleans(), seed=st.integers(0, 99), chunk=st.sampled_from([4, 512]))
 def test_no_policy_changes_a_greedy_text(policy, script, capacities, fast, seed, chunk):
@@ -130,11 +130,11 @@ def test_no_policy_changes_a_greedy_text(policy, script, capacities, fast, seed,
 def test_the_law_of_sampled_texts_is_the_targets_under_random_switching():
     selector = Restless(["other", "subset", "near", "ngram", "ngram+other"], gamma=2, probes=0.1)
     engine = Engine(law.family(), max_batch=256, max_len=16, selector=selector)
-    params = [law.PLAIN.with_(seed=s) for s in range(5000)]
+    params = [law.PLAIN.with_(seed=s) for s in range(2500)]
     seen = Counter(tuple(r.output_ids) for r in engine.generate([law.PROMPT] * len(params), params))
     assert law.p_value(seen, law.law(law.PLAIN)) > 1e-3
     drafted = Counter(e.drafter for e in steps(engine) if e.drafted)
-    assert min(drafted.values()) > 200 and len(drafted) == 5
+    assert min(drafted.values()) > 100 and len(drafted) == 5
     assert 0 < engine.trace.metrics()["acceptance_rate"] < 1
 
 
@@ -187,7 +187,7 @@ def test_seconds_are_shared_out_completely():
 def test_reading_along_says_what_the_drafter_would_have_drafted(fast):
     selector = Restless(POOL, probes=0.5)
     engine = Engine(tiny.family(), max_batch=3, selector=selector, fast_switching=fast)
-    requests = {r.id: r for r in engine.generate([[i, 4, i, 4] for i in range(6)], SamplingParams(max_new_tokens=30))}
+    requests = {r.id: r for r in engine.generate([[i, 4, i, 4] for i in range(4)], SamplingParams(max_new_tokens=20))}
     hits = {(r.id, name): first_hits(name, r) for r in requests.values() for name in POOL}
     told = Counter()
     for score in selector.scores:
@@ -227,12 +227,13 @@ def test_a_drafter_that_is_fed_reads_along_on_the_targets_states(fast):
     family.drafters["near"] = tiny.family().drafters["near"]
     selector = Restless(["fed", "near", "ngram+fed"], probes=0.4)
     engine = Engine(family, max_batch=3, selector=selector, fast_switching=fast)
-    params = SamplingParams(max_new_tokens=25)
-    requests = {r.id: r for r in engine.generate([[i, 4, i, 4] * (i + 1) for i in range(6)], params)}
+    params = SamplingParams(max_new_tokens=20)
+    requests = {r.id: r for r in engine.generate([[i, 4, i, 4] * (i + 1) for i in range(4)], params)}
+    truths = {r.id: first_hits("fed", r, family) for r in requests.values()}
     told = 0
     for score in selector.scores:
         if score.drafter == "fed":
-            truth = first_hits("fed", requests[score.request], family)
+            truth = truths[score.request]
             hits = [None if h != h else h for h in score.hits]
             assert hits in [truth[i:i + len(hits)] for i in range(len(truth) - len(hits) + 1)]
             told += len(hits)
@@ -440,7 +441,7 @@ def test_a_composition_whose_lookup_serves_need_not_wait_for_its_model():
     tiny.assert_greedy(engine.family.target, request, stop_ids=())
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_delays_change_no_text(seed, monkeypatch):
     rng = random.Random(seed)
     engine = Engine(tiny.family(), max_batch=4, selector=Restless(POOL, seed, probes=0.6))

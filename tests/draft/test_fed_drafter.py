@@ -13,8 +13,8 @@ from spin_core.request import SamplingParams
 def test_a_sampled_text_does_not_depend_on_how_the_prompt_was_chunked(mate):
     """Rule 12. A mate of 3 tokens leaves 5 of the 6 in the first step: then the last one is read alone."""
     served, prompt, drafted = tiny.fed_family(), [5, 6, 7, 8, 9, 10], 0
-    for seed in range(6):
-        params = SamplingParams(temperature=1.0, max_new_tokens=12, stop_ids=(), seed=seed)
+    for seed in range(3):
+        params = SamplingParams(temperature=1.0, max_new_tokens=8, stop_ids=(), seed=seed)
         alone = Engine(served, "fed", 3, prefill_chunk=8)
         beside = Engine(served, "fed", 3, prefill_chunk=8)
         assert beside.generate([mate, prompt], params)[1].output_ids == alone.generate([prompt], params)[0].output_ids

@@ -11,6 +11,7 @@ triton = pytest.importorskip("triton")
 ladder = pytest.importorskip("spin_core.lessons.kernel_ladder")
 import triton.language as tl  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("patched_once")
 CHECKS = {"logsumexp": checks.check_logsumexp, "accept": checks.check_accept, "replace": checks.check_replace,
           "ragged": checks.check_ragged, "in_place": checks.check_in_place}
 

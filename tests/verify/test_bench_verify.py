@@ -49,7 +49,7 @@ def test_on_a_cpu():
 
 
 @pytest.fixture
-def interpreted():
+def interpreted(patched_once):
     triton = pytest.importorskip("triton")
     if not triton.knobs.runtime.interpret:
         pytest.skip("the kernel is compiled in this process")
@@ -98,10 +98,13 @@ def test_the_command_says_when_there_is_no_gpu(monkeypatch, capsys):
     assert "unknown section nothing; known: verify, verify-attention" in capsys.readouterr().err
 
 
-def test_a_dry_run_of_the_command(interpreted, tmp_path, capsys):
+def test_a_dry_run_of_the_command(monkeypatch, tmp_path, capsys):
+    """Smaller sizes, the same sections; what a row takes to make is tested above."""
+    monkeypatch.setattr(verify_gpu, "_row", lambda device, *one: {"vocab": one[0], "batch": one[1], "drafts": one[3]})
     assert main(["bench", "gpu", "--only", "verify", "--dry-run", "--json", str(tmp_path / "gpu.json")]) == 0
     stored = json.loads((tmp_path / "gpu.json").read_text())
     assert [row["section"] for row in stored["rows"]] == ["verify"] * 4 and not stored["bars"]
+    assert {(row["vocab"], row["batch"]) for row in stored["rows"]} == {(300, 2)}
     assert any("these times mean nothing" in note for note in stored["notes"])
 
 

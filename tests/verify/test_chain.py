@@ -97,7 +97,7 @@ params_list = st.lists(st.builds(
 
 
 @given(params_list, st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_verdict_equals_a_plain_loop(params, data):
     """Ragged; greedy beside sampling, one-hot beside sampled drafts; whole or subset vocabulary; bad rows."""
     counts = [data.draw(st.integers(0, 5)) for _ in params]
@@ -115,7 +115,7 @@ def test_verdict_equals_a_plain_loop(params, data):
 
 
 @given(params_list.filter(len), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_verdict_does_not_depend_on_batch_mates_or_their_order(params, data):
     counts = [data.draw(st.integers(0, 4)) for _ in params]
     logits, draft = make_batch(counts, 13, data.draw(st.integers(0, 10**6)), data.draw(st.booleans()))

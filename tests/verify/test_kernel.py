@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,6 +28,7 @@ from spin_core.verify import kernel_filters, kernel_noise, kernel_rows  # noqa: 
 import triton.language as tl  # noqa: E402
 
 INTERPRETED = triton.knobs.runtime.interpret
+pytestmark = pytest.mark.usefixtures("patched_once")
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)], scope="module")
@@ -36,21 +36,6 @@ def device(request) -> str:
     if request.param == "cpu" and not INTERPRETED:
         pytest.skip("the kernel is compiled in this process")
     return request.param
-
-
-@pytest.fixture(scope="module", autouse=True)
-def patched_once():
-    """The interpreter redirects triton.language anew at every call of a function; here once: half the time."""
-    if not INTERPRETED:
-        yield
-        return
-    from triton.runtime import interpreter
-
-    scope = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interpreter, "_patch_lang", lambda fn: SimpleNamespace(restore=lambda: None))
-        yield
-    scope.restore()
 
 
 @contextmanager
@@ -113,7 +98,7 @@ def mixed_params(batch: int, filters: bool = True) -> list[SamplingParams]:
 
 
 @pytest.mark.parametrize("vocab, batch, dtype, sizes", [
-    (111, 1, torch.float32, {}), (111, 7, torch.bfloat16, SMALL), (111, 64, torch.float16, {}),
+    (111, 1, torch.float32, {}), (111, 7, torch.bfloat16, SMALL), (111, 12, torch.float16, {}),
     (111, 99, torch.float32, dict(drawn=128)), (4097, 7, torch.float16, dict(block=1024, tiles=2)),
     (4097, 7, torch.bfloat16, {}), (32000, 3, torch.bfloat16, WIDE), (49152, 3, torch.float32, {}),
     (49152, 2, torch.float16, WIDE), (128256, 1, torch.float32, WIDE), (128256, 3, torch.bfloat16, WIDE)])
@@ -423,7 +408,7 @@ def p_values(draws: int, device: str) -> tuple[float, float]:
 
 
 def test_draws_follow_the_law(device):
-    follows, wrong = p_values(70 if device == "cpu" else 200_000, device)
+    follows, wrong = p_values(48 if device == "cpu" else 200_000, device)
     assert follows > 1e-4 and wrong < 1e-10
 
 

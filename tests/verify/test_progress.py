@@ -14,6 +14,7 @@ from spin_core.request import SamplingParams
 from spin_core.sampling import SamplingBatch
 from spin_core.verify import Progress, Verdict, verify_chain
 
+pytestmark = pytest.mark.usefixtures("patched_once")
 SMALL = dict(block=64, tiles=1, drawn=64)
 
 
