@@ -137,12 +137,12 @@ def test_decomposition_saves_keys_and_time():
     assert pieces.seconds < padded.seconds
 
 
-def test_load_500_requests_over_time_none_lost():
+def test_load_300_requests_over_time_none_lost():
     rng = np.random.default_rng(0)
     short = np.flatnonzero(MIX.lengths < 80)
-    rec = MIX.take(rng.choice(short, 500))
+    rec = MIX.take(rng.choice(short, 300))
     kv = int(1.5 * (rec.prompts + rec.lengths).max())
-    for arrivals in (poisson(500, 20.0, rng), bursty(500, 20.0, 25.0, rng)):
+    for arrivals in (poisson(300, 20.0, rng), bursty(300, 20.0, 25.0, rng)):
         run = simulate(rec, COSTS["decomposed", False], policy_of("spin"), batch=8, micro_batches=2, arrivals=arrivals,
                        kv_tokens=kv)
         assert_sound(run, rec, 8, kv)

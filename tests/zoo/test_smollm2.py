@@ -14,6 +14,7 @@ from spin_core.zoo.registry import BUILTIN
 
 pytestmark = pytest.mark.models
 
+
 def test_facts(smollm2):
     assert (smollm2.name, smollm2.vocab_size, smollm2.max_context) == ("smollm2", 49152, 8192)
     assert smollm2.stop_ids == (2,)
