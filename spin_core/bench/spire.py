@@ -129,7 +129,8 @@ def ladder(source: Path) -> list[dict]:
                          "held_out_overlap": log["log"][-1]["held_out_overlap"],
                          "held_out_agreement": log["log"][-1]["held_out_agreement"],
                          "tokens_per_verification": log["log"][-1]["held_out_tokens_per_verification"],
-                         "published": ABLATION[rung][0], "data": log["data"][:12]})
+                         "held_out_tokens": log["held_out_tokens"], "published": ABLATION[rung][0],
+                         "data": log["data"][:12]})
     if not rows:
         raise ValueError(f"--ladder {source}: no trained rung there; make them with python -m spin_core distill "
                          + " ".join(f"--drafter {rung_name(rung)}" for rung in LADDER))

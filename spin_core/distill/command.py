@@ -79,7 +79,7 @@ def distill(family, recipes: dict[str, Recipe | TableRecipe], out: Path, *, budg
     shards, states = load(folder)
     (train_set, train_states), held = divide(shards, states)
     facts = {"seed": seed, "data": corpus.fingerprint(shards), "answer_tokens": train_set.answer_tokens,
-             "family": family.name}
+             "held_out_tokens": held[0].answer_tokens, "family": family.name}
     wanted = None
     if elder:
         wanted = missed(elder, family.target, train_set, train_states)
