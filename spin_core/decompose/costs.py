@@ -24,8 +24,8 @@ from spin_core.decompose.layout import Heads
 if TYPE_CHECKING:
     from spin_core.decompose.plan import Plan
 
-VERSION = 6         # of the measurement: kept constants of another version are measured anew
-ROUNDS = 7
+VERSION = 7         # of the measurement: kept constants of another version are measured anew
+ROUNDS = 9
 TRIES, GOOD = 3, 0.15   # a fit is believed when its relative errors are this small (root of the mean square)
 PATIENCE = 10.0         # seconds: a busy machine is not measured for longer, but by three rounds at least
 WEIGHTS = 48 << 20  # bytes: more than the caches that the cores of a small machine share
@@ -143,10 +143,12 @@ def measured(device: torch.device, dtype: torch.dtype, kv: int, group: int, dim:
 @torch.inference_mode()
 def measure(device: torch.device, dtype: torch.dtype, heads: Heads, dim: int, *,
             rounds: int = ROUNDS) -> tuple[Costs, float]:
-    """Time plans that differ in what they charge, and fit the constants to the fastest round of each.
+    """Time plans that differ in what they charge, and fit the constants to the median round of each.
 
-    Returns the constants and how badly they explain the fastest of the even and of the odd rounds: the root of the
-    mean squared relative error. Where others are busy these differ, however well a line goes through them.
+    Not to the fastest: a call that wakes other threads has a good day now and then, and who makes many such calls is
+    hardly ever so lucky with all of them. Returns the constants and how badly they explain the medians of the even and
+    of the odd rounds: the root of the mean squared relative error. Where others are busy these differ, however well a
+    line goes through them.
     """
     from spin_core.decompose.plan import plan
     from spin_core.decompose.strategies import step_class
@@ -166,13 +168,13 @@ def measure(device: torch.device, dtype: torch.dtype, heads: Heads, dim: int, *,
                                       [q_len] * count, [length - q_len for length in lengths])
             plans.append(plan(lengths, batch.counts, strategy, width=width))
             step = step_class(strategy, cache)(plans[-1], batch, cache, heads, workspace)
-            query = torch.randn(heads.kv * heads.group, count * q_len, dim, dtype=dtype, device=device)
+            query = torch.randn(count * q_len, heads.kv * heads.group, dim, dtype=dtype, device=device).transpose(0, 1)
             work.append([lambda step=step, query=query, layer=layer: step.attend(layer, query, dim ** -0.5)
                          for layer in range(layers)])
     seconds = timed(work, device, rounds, PATIENCE)
-    costs = fit(plans, seconds.min(1).tolist(), heads)
+    costs = fit(plans, np.median(seconds, 1).tolist(), heads)
     predicted = np.array([features(p, heads) for p in plans]) @ [getattr(costs, name) for name in FIELDS]
-    halves = np.stack([seconds[:, ::2].min(1), seconds[:, 1::2].min(1)])
+    halves = np.stack([np.median(seconds[:, ::2], 1), np.median(seconds[:, 1::2], 1)])
     return costs, float(np.sqrt(np.mean(np.square(1 - predicted / halves))))
 
 

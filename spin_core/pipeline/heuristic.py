@@ -118,6 +118,7 @@ class Heuristic:
         self.most, self.least, self.enough = most, least, enough
         self.decisions: list[Decision] = []
         self.purse = 0.0                            # seconds that trials may still lose
+        self.served = self.lost = 0.0               # seconds of all rounds, and what trials lost of them
         self._credit = True                         # nothing was tried so far
         self._places: deque[_Place] = deque(maxlen=PLACES)
         self._now: _Place | None = None
@@ -142,6 +143,7 @@ class Heuristic:
         ``time`` is written into the decisions.
         """
         before = self.count
+        self.served += seconds
         if self._now is None or self._now.load.differs(load):
             self._meet(load, time)              # what was just measured belongs to another load
         elif seconds > 0:
@@ -272,7 +274,8 @@ class Heuristic:
 
     def _pay(self) -> None:
         """The trial is over."""
-        self.purse -= max(0.0, self._trial.lost)
+        lost = max(0.0, self._trial.lost)
+        self.purse, self.lost = self.purse - lost, self.lost + lost
         self._trial = None
 
     def _turn(self) -> None:

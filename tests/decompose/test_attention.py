@@ -24,7 +24,7 @@ def attend(c: Case, strategy: str, *, width: int | None = None, layer: int = 0, 
     return step.attend(layer, c.query, c.scale)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(ragged(), st.data())
 def test_the_reference_merges_pieces_cut_anywhere(requests, data):
     """Bounds fall between any two keys, in-flight tokens too: a query may see nothing of a piece."""
@@ -52,14 +52,14 @@ def test_a_piece_that_is_not_seen_has_no_share():
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(ragged(), st.sampled_from([(1, 1), (2, 3), (3, 1), (1, 4)]), st.integers(0, 2 ** 31))
 def test_strategies_equal_the_textbook(strategy, requests, heads, seed):
     c = case(requests, kv=heads[0], group=heads[1], seed=seed)
     torch.testing.assert_close(attend(c, strategy), c.expected, **TIGHT)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(ragged(), st.sampled_from([1, 2, 3, 5, 8, 16, 40]))
 def test_pieces_of_any_width_equal_the_textbook(requests, width):
     """Narrow pieces hold nothing but in-flight tokens of which some queries see none."""

@@ -21,7 +21,7 @@ def seconds(made: Plan, costs: Costs) -> float:
     return float(features(made, Heads(costs.kv, costs.group)) @ [getattr(costs, name) for name in FIELDS])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(BATCHES, st.sampled_from(STRATEGIES), st.sampled_from([None, COSTS]), st.sampled_from([None, 1, 7, 64]))
 def test_every_key_of_every_asking_request_is_covered_once(batch, strategy, costs, width):
     q_lens = [q for _, q in batch]

@@ -31,6 +31,8 @@ def test_todays_kernels_give_the_same_numbers(step):
 def test_the_table_is_whole(monkeypatch):
     monkeypatch.setattr(strategies, "measured", lambda device, dtype, kv, group, dim, threads:
                         costs.typical(dtype, Heads(kv, group), dim))
+    monkeypatch.setattr(costs, "WEIGHTS", 1 << 20)
+    monkeypatch.setattr(verify_attention, "SKEWS", ("alpaca", "one long"))
     report = verify_attention.run(Namespace(device="cpu", batch=[3], repeats=2))
     assert len(report.rows) == len(verify_attention.SKEWS) * len(verify_attention.DRAFTS)
     for row in report.rows:

@@ -334,7 +334,7 @@ def test_cuda_waits_for_nothing_while_a_step_is_launched(monkeypatch):
 
 # ---- the drafter's law
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(2, 200), st.integers(0, 10**6), st.booleans(),
        st.lists(st.builds(SamplingParams, temperature=st.sampled_from([0.3, 1.0, 2.0]),
                           top_k=st.sampled_from([0, 1, 5, 500]),

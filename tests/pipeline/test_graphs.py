@@ -48,7 +48,7 @@ def compare(runners, passes, tolerance: float, device: str = "cpu") -> None:
             runner.cache.truncate(slots[0], max(0, runner.cache.lengths[slots[0]] - back))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(PASSES, st.booleans())
 def test_a_pass_in_a_bucket_equals_the_pass(passes, keep_states):
     runners = [ModelRunner(tiny.family().target, 4, 64, 37, keep_states) for _ in range(2)]

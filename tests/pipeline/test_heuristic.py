@@ -109,6 +109,8 @@ def test_where_pipelining_does_not_pay_it_costs_next_to_nothing(loss, noise, rou
         heuristic.observe(EIGHT, 8, mean / max(0.2, dice.gauss(1, noise)), spent)
     one_trial = (64 + 1) * 0.8 * 0.03 / 0.97 + 4 * 0.8 * loss / (1 - loss)
     assert regret <= 1.2 * EFFORT * spent + one_trial
+    if not noise and not heuristic._trial:
+        assert heuristic.lost == pytest.approx(regret) and heuristic.served == pytest.approx(spent)
     if rounds < 90:
         assert regret == 0, "so short a service is not tried with"
 

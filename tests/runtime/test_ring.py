@@ -40,7 +40,7 @@ def run(window: Window, data, check) -> None:
     """Chunks, decodes and rollbacks of ragged batches; ``check(ids)`` are the logits expected behind every token."""
     runner = ModelRunner(tiny.family().target, SLOTS, ROOM, window=window)
     held: list[list[int]] = [[] for _ in range(SLOTS)]
-    for _ in range(data.draw(st.integers(1, 6))):
+    for _ in range(data.draw(st.integers(1, 5))):
         batch = []
         for slot in data.draw(st.lists(st.integers(0, SLOTS - 1), min_size=1, unique=True)):
             back = data.draw(st.integers(0, min(AHEAD, len(held[slot]))))
@@ -62,13 +62,13 @@ def run(window: Window, data, check) -> None:
         assert runner.cache.lengths == [len(h) for h in held]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(window=windows, data=st.data())
 def test_any_mixture_of_chunks_and_rollbacks_equals_the_model_under_a_mask(window, data):
     run(window, data, lambda ids: masked_logits(ids, window))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(window=wide, data=st.data())
 def test_a_window_that_covers_everything_is_full_attention(window, data):
     run(window, data, lambda ids: tiny.logits(tiny.family().target, ids))
