@@ -47,13 +47,20 @@ def generate(family, model, batch: int, max_new_tokens: int, temperature: float 
 
 
 def continuous(family, max_new_tokens: int, temperature: float = 0.0) -> Callable[[Tokens], Tokens]:
+    """transformers' continuous batching, with pages and masks for what is asked: those it would make by default fill
+    the memory of a GPU, and take seconds per step on a CPU."""
     from transformers import GenerationConfig
+    from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
     model = share_weights(family.target)        # it switches the attention of the model it runs
 
     def decode(prompts: Tokens) -> Tokens:
         config = GenerationConfig(max_new_tokens=max_new_tokens, **_law(family, temperature))
-        outputs = model.generate_batch(inputs=prompts, generation_config=config)
+        page = 32
+        pages = sum(-(-(len(prompt) + max_new_tokens) // page) for prompt in prompts)
+        outputs = model.generate_batch(inputs=prompts, generation_config=config, continuous_batching_config=
+                                       ContinuousBatchingConfig(page_size=page, num_blocks=pages + 1,
+                                                                max_batch_tokens=256))
         if len(outputs) != len(prompts):
             raise RuntimeError(f"it returned {len(outputs)} of {len(prompts)} texts")
         in_order = sorted(outputs.items(), key=lambda item: int("".join(filter(str.isdigit, item[0]))))
