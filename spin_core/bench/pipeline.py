@@ -43,8 +43,8 @@ def add_arguments(parser) -> None:
     parser.add_argument("--drafter", help="who drafts (default: the family's first)")
     parser.add_argument("--gamma", type=int, default=4)
     parser.add_argument("--max-new-tokens", type=int, default=32)
-    parser.add_argument("--repeats", type=int, default=6, help="turns of the comparison with the best (default 6)")
-    parser.add_argument("--rounds", type=int, default=60, help="rounds of the synthetic stages (default 60)")
+    parser.add_argument("--repeats", type=int, default=5, help="turns of the comparison with the best (default 5)")
+    parser.add_argument("--rounds", type=int, default=40, help="rounds of the synthetic stages (default 40)")
 
 
 def run(args) -> Report:
@@ -55,7 +55,7 @@ def run(args) -> Report:
     synthetic_worst = min(r["efficiency"] for r in rows if r.get("micro_batches", 1) > 1)
     family = zoo.load("smollm2")
     some = [p.messages for p in load_workload("mix", split="test", seed=1).first(4 * args.batch)]
-    prompts = sorted(some, key=lambda messages: len(family.encode(messages)))[:args.batch]      # reading is not compared
+    prompts = sorted(some, key=lambda messages: len(family.encode(messages)))[:args.batch]    # reading is not compared
     params = SamplingParams(max_new_tokens=args.max_new_tokens, stop_ids=())
     contestants = engines(family, len(prompts), args.counts, drafter=args.drafter, gamma=args.gamma)
     picked = sweep({name: engine for name, engine in contestants.items() if type(name) is int}, prompts, params,
@@ -81,7 +81,7 @@ def run(args) -> Report:
     return Report("pipeline", rows, bars, [
         "two threads: wall time of two threads over that of one, each doing the same; 1 is perfect, 2 is taking turns",
         f"engine: {args.batch} requests with short prompts, {args.max_new_tokens} tokens each, gamma {args.gamma}, "
-        "while all decode; medians of runs in turns; goodput is verified requests per second times tokens per verification",
+        "while all decode; medians of runs in turns; goodput is verified requests per second times tokens per step",
         f"the heuristic chose {', '.join(map(str, chosen))} micro-batches; the best fixed count, picked in other runs, "
         f"is {best}; {torch.get_num_threads()} threads in all, with more than one micro-batch they are shared out",
         f"turn by turn, auto over off: {_turns(live, 'auto', 'off')}; over the best: {_turns(live, 'auto', best)}",

@@ -131,8 +131,5 @@ def merge_pieces(out: Tensor, lse: Tensor, pool: Packed) -> Tensor:
     if pool.dead is not None:
         lse = lse.masked_fill(pool.dead, -torch.inf)
         out = out.masked_fill(pool.dead.unsqueeze(-1), 0)
-    peak = lse.index_select(0, pool.siblings).view(pool.cut, -1, *lse.shape[1:]).amax(1)
-    weight = (lse - peak.index_select(0, pool.owner)).exp_()
-    share = torch.zeros_like(peak).index_add_(0, pool.owner, weight)
-    weight = weight.div_(share.index_select(0, pool.owner)).unsqueeze(-1)
-    return out.new_zeros(pool.cut, *out.shape[1:], dtype=weight.dtype).index_add_(0, pool.owner, out * weight)
+    lse, out = (x.index_select(0, pool.siblings).view(pool.cut, -1, *x.shape[1:]) for x in (lse, out))
+    return (out * (lse + pool.repeated).softmax(1).unsqueeze(-1)).sum(1)

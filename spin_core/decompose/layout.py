@@ -54,8 +54,8 @@ class Packed:
     dead: Tensor | None                 # bool [cut_pieces, 1, Q]: rows that see nothing of a piece
     cut: int
     cut_pieces: int
-    owner: Tensor                       # [cut_pieces] in 0..cut-1
     siblings: Tensor                    # [cut * most] pieces of every request, the last one repeated
+    repeated: Tensor                    # [cut, most, 1, 1] -inf for a repetition, else 0
 
 
 @dataclass
@@ -143,9 +143,10 @@ def _pack(pool: Pool, plan: Plan, batch: "RaggedBatch", heads: Heads, max_len: i
     most = int(pieces_of.max())
     first_piece = np.concatenate([[0], pieces_of.cumsum()])[:cut, None]
     siblings = first_piece + np.minimum(np.arange(most), pieces_of[:cut, None] - 1)
+    repeated = np.where(np.arange(most) < pieces_of[:cut, None], 0.0, -np.inf)[..., None, None]
     return Packed((len(pool.pieces), width, tall * heads.group), queries, out, _to(keys.ravel(), device), mask,
                   _to(np.repeat(dead, heads.group, 1)[:, None], device) if dead.any() else None,
-                  cut, cut_pieces, _to(owner[:cut_pieces], device), _to(siblings.ravel(), device))
+                  cut, cut_pieces, _to(siblings.ravel(), device), _to(repeated, device).to(mask.dtype))
 
 
 def among(batch: "RaggedBatch", b: int) -> np.ndarray:
