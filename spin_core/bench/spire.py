@@ -2,8 +2,8 @@
 
 Three groups of texts. *Documents* are long and go on where they were cut, as the texts do on which sparse self-drafts
 were published (books; MagicDec, arXiv 2408.11049): here Python's own language reference, which every interpreter
-brings along. They are judged, greedy and sampled. Beside them stand the workloads' prompts as they are, and *joined*
-ones: chats, in which the instruction stands at the beginning, where a window does not reach. The ladder comes from the
+brings along. They are judged, greedy and sampled. Beside them stand the workloads' prompts as they are,
+and *joined* ones: chats, of which half, where they are short, leaves the instruction out. The ladder comes from the
 logs of ``python -m spin_core distill`` (``--drafter spire --drafter spire-random-initialisation ...``,
 all rungs with the same ``--steps``).
 """
@@ -30,7 +30,7 @@ NOTES = [
     "ladder: tokens per verification at gamma 4 on held-out greedy answers, counted without the engine",
     "acceptance: of the drafted tokens that were tested, those before a draft's first rejection and that one, the share "
     "that held; the bar takes the lower of greedy and sampled (temperature 1)",
-    "joined and workloads are chats: their instruction is outside of the window"]
+    "joined and workloads are chats: half of a short one leaves its instruction out"]
 
 
 def add_arguments(parser) -> None:
