@@ -77,7 +77,7 @@ class _Outcome:
 
 @dataclass
 class _Verified:
-    """What a step knows once the target has spoken: nothing of it is committed yet. Outcomes are in the groups' order."""
+    """What a step knows once the target has spoken, nothing of it committed yet. Outcomes are in the groups' order."""
 
     groups: list[_Group]
     outcomes: list[_Outcome]
@@ -105,8 +105,8 @@ class Engine:
     drafts for a request and how much, except for requests submitted with a drafter of their own. For a policy's name
     the pool is ``arms``, by default all of the family's drafters and "ngram", and ``gamma`` holds for all of them; by
     default those that take passes draft 2 tokens and those that look up 4. ``capacities`` bounds the requests a drafter
-    serves at once. ``fast_switching``: a drafter reads the text of a request that comes to it in a second thread, beside
-    the others' work; False makes all wait for it.
+    serves at once. ``fast_switching``: a drafter reads the text of a request that comes to it in a second thread,
+    beside the others' work; False makes all wait for it.
 
     ``max_batch`` requests run at once, each with room for ``max_len`` tokens of prompt and output; ``kv_tokens``
     bounds the tokens that the running requests may come to hold together (prompt + max_new_tokens each). Who does
@@ -116,11 +116,11 @@ class Engine:
     "flex" (today's kernel without padding), or "auto", the cheapest of the first four on this device. It changes speed,
     not text.
 
-    ``pipeline`` drafts for one part of the batch while another is verified: "off", a number of micro-batches, or "auto",
-    which finds the best number by trying. A step then serves one micro-batch, and others may be under way when it
-    returns; a request that is cancelled under way gives back its slot when it lands. ``grouping`` says who sits together
-    (:mod:`spin_core.pipeline.grouping`). "ahead" launches a step before the host has read the last one's verdict, where
-    nothing else has to be known for it (:mod:`spin_core.pipeline.ahead`). It changes speed, not text.
+    ``pipeline`` drafts for one part of the batch while another is verified: "off", a number of micro-batches, or
+    "auto", which finds the best number by trying. A step then serves one micro-batch, and others may be under way when
+    it returns; a request that is cancelled under way gives back its slot when it lands. ``grouping`` says who sits
+    together (:mod:`spin_core.pipeline.grouping`). "ahead" launches a step before the host has read the last one's
+    verdict, where nothing else has to be known for it (:mod:`spin_core.pipeline.ahead`). It changes speed, not text.
 
     Raises ValueError for unknown drafters and strategies, for a drafter beside a selector, and for impossible limits. A
     bad *request* never raises: it comes back finished with ``FinishReason.ERROR`` and says why, and the others go on.
@@ -411,8 +411,9 @@ class Engine:
         if not self.selection:
             return 0.0
         rows = sum(len(w.feed) + count for group in groups for w, count in zip(group.members, group.counts))
-        self.selection.observe([(request, event, outcome.failed or group.error is not None) for (group, request), event, outcome
-                                in zip(seats, events, outcomes) if group.draft is not None], rows)
+        self.selection.observe([(request, event, outcome.failed or group.error is not None)
+                                for (group, request), event, outcome in zip(seats, events, outcomes)
+                                if group.draft is not None], rows)
         return self.selection.seconds
 
     # ---- the pool
@@ -469,7 +470,8 @@ class Engine:
         try:
             return [operator.index(i) for i in prompt]      # integers of any kind, but no fractions
         except TypeError as error:
-            raise ValueError(f"a prompt is a string, a list of chat messages, or a list of token ids: {error}") from error
+            what = "a prompt is a string, a list of chat messages, or a list of token ids"
+            raise ValueError(f"{what}: {error}") from error
 
     def _check(self, request: Request) -> None:
         """Raise ValueError for a prompt that can't be served."""
@@ -477,10 +479,11 @@ class Engine:
         if not prompt:
             raise ValueError("the prompt is empty: there is nothing to condition the first token on")
         if wrong := [i for i in prompt if not 0 <= i < self.family.vocab_size]:
-            raise ValueError(f"the prompt holds token id {wrong[0]}, outside the vocabulary of {self.family.vocab_size}")
+            raise ValueError(f"the prompt holds token id {wrong[0]}, outside the vocabulary of "
+                             f"{self.family.vocab_size}")
         if len(prompt) >= self.max_len:
-            raise ValueError(f"the prompt has {len(prompt)} tokens; max_len {self.max_len} must leave room for at least "
-                             f"one more (the model's context is {self.family.max_context})")
+            raise ValueError(f"the prompt has {len(prompt)} tokens; max_len {self.max_len} must leave room for at "
+                             f"least one more (the model's context is {self.family.max_context})")
         if self._reserved(request) > self.kv_tokens:
             raise ValueError(f"the request may come to hold {self._reserved(request)} tokens, more than kv_tokens = "
                              f"{self.kv_tokens}")

@@ -64,7 +64,8 @@ class SamplingParams:
         check(0.0 <= self.min_p <= 1.0, f"min_p must be in [0, 1], got {self.min_p}")
         check(self.max_new_tokens >= 0, f"max_new_tokens must be >= 0, got {self.max_new_tokens}")
         check(0 <= self.seed < 2**63, f"seed must be in [0, 2**63), got {self.seed}")
-        check(all(isinstance(s, str) and s for s in self.stop), f"stop strings must be text, not empty, got {self.stop}")
+        check(all(isinstance(s, str) and s for s in self.stop),
+              f"stop strings must be text, not empty, got {self.stop}")
 
     @property
     def greedy(self) -> bool:

@@ -77,8 +77,8 @@ def run(args) -> Report:
     judged = {name: judge(family, name, answers) for name in names}
     costs, verify = measure_costs(family, args.context, args.repeats)
     report = summarise(judged, answers, costs, verify)
-    report.notes.append(f"{len(answers.workloads)} prompts, at most {args.max_new_tokens} tokens each, greedy; costs at "
-                        f"batch 1 with {args.context} cached tokens: v = " + ", ".join(f"{v:.2f}" for v in verify))
+    report.notes.append(f"{len(answers.workloads)} prompts, at most {args.max_new_tokens} tokens each, greedy; costs "
+                        f"at batch 1 with {args.context} cached tokens: v = " + ", ".join(f"{v:.2f}" for v in verify))
     if args.figures:
         save_figure(report, request_counts(answers), args.figures)
     return report
@@ -303,7 +303,7 @@ def _mean(values: list) -> float:
 
 
 def save_figure(report: Report, counts: dict[str, int], folder: str) -> None:
-    """``best_ssm_share``: for which share of the requests is each drafter best, by workload (of ``counts`` requests)?"""
+    """``best_ssm_share``: for which share of the requests is each drafter best? By workload, of ``counts`` requests."""
     from spin_core import figures
     from spin_core.plots.drafters import best_share
 
@@ -314,7 +314,8 @@ def save_figure(report: Report, counts: dict[str, int], folder: str) -> None:
     series = [{"label": name, "kind": "measured", "source": "python -m spin_core bench drafters", "x": list(share),
                "y": [values[name] for values in share.values()]} for name in share["mix"]]
     series.append({"label": "SPIN: LLaMA 265M, one of five SSMs, is best", "kind": "published",
-                   "source": "SPIN, motivation figure", "x": list(PUBLISHED_SHARE), "y": list(PUBLISHED_SHARE.values())})
+                   "source": "SPIN, motivation figure", "x": list(PUBLISHED_SHARE),
+                   "y": list(PUBLISHED_SHARE.values())})
     figures.save("best_ssm_share", best_share(share, counts, PUBLISHED_SHARE), series, directory=folder,
                  caption="For which share of the requests each drafter is the fastest, by workload.",
                  notes="Speeds are predicted from measured chains and measured costs at batch 1, greedy.")

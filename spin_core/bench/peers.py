@@ -2,11 +2,12 @@
 
 Contenders decode in turns, workload by workload, and a ratio compares two of them on what both have decoded in the same
 round; the table shows medians over rounds. Every contender decodes a few tokens first, to warm up. ``same_text`` is the
-share of greedy texts that equal those of ``generate``: in fp32 products of other shapes round differently, and a near tie may
-then fall the other way.
+share of greedy texts that equal those of ``generate``: in fp32 products of other shapes round differently, and a near
+tie may then fall the other way.
 
 Four cases share ``--budget-seconds``: batch 1 and 8, greedy and temperature 1. Each has one round at least, and
-further ones while there is time. Engines live through all rounds of a case, as a service would: what SPIN learns it keeps.
+further ones while there is time. Engines live through all rounds of a case, as a service would: what SPIN learns it
+keeps.
 """
 
 from __future__ import annotations

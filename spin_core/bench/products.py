@@ -54,7 +54,8 @@ def run(args) -> Report:
              "forward_vs_one_row": times["forward", r] / times["forward", 1]} for r in ROWS]
     return Report("products", rows, [Bar("forward pass of 5 rows over 1 row, batch 1",
                                          times["forward", 5] / times["forward", 1], "<= 1.35")],
-                  [f"products of all {len(layers)} linear layers of the target but its head, {megabytes:.0f} MB of fp32 weights",
+                  [f"products of all {len(layers)} linear layers of the target but its head, {megabytes:.0f} MB of "
+                   "fp32 weights",
                    f"forward: the whole target with {args.context} cached tokens and logits for every row",
                    *([] if packable else ["this machine has no packed products: plain ones are used throughout"])])
 

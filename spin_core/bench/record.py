@@ -32,8 +32,8 @@ def record(family, limit: int | None, max_new_tokens: int, repeats: int) -> Reco
     texts = [answers.shard.sequence(i) for i in range(len(answers.workloads))]
     views = {name: drafters.views_of(family, name, answers) for name in models}
     views |= {name: drafters.lookup_views(family, drafter, answers) for name, drafter in lookups.items()}
-    proposed, accepted = (np.array([[n for view in views[name] for n in getattr(view, what)] for name in arms], np.uint8)
-                          for what in ("drafted", "accepted"))
+    proposed, accepted = (np.array([[n for view in views[name] for n in getattr(view, what)] for name in arms],
+                                   np.uint8) for what in ("drafted", "accepted"))
     # in turn, as in the mix: any stretch of it holds the workloads in equal parts
     seen: dict[str, int] = {}
     turn = []

@@ -38,7 +38,8 @@ FASTEST = 200_000       # request-steps per second, fixed policies
 
 def add_arguments(parser) -> None:
     parser.add_argument("--requests", type=int, default=400, help="requests of the speed runs (default 400)")
-    parser.add_argument("--repeats", type=int, default=5, help="repeats of every timing, the fastest counts (default 5)")
+    parser.add_argument("--repeats", type=int, default=5,
+                        help="repeats of every timing, the fastest counts (default 5)")
     parser.add_argument("--validate", action="store_true", help="also serve real prompts and compare (minutes)")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 8], help="of the validation (default 1 4 8)")
     parser.add_argument("--gamma", type=int, nargs="+", default=[2, 4], help="of the validation (default 2 4)")

@@ -25,7 +25,8 @@ GAMMA = 4
 
 def add_arguments(parser) -> None:
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
-    parser.add_argument("--vocab", type=int, nargs="+", help="vocabularies (default: 49152; on a GPU 32000 49152 128256)")
+    parser.add_argument("--vocab", type=int, nargs="+",
+                        help="vocabularies (default: 49152; on a GPU 32000 49152 128256)")
     parser.add_argument("--batch", type=int, nargs="+", help="batch sizes (default: 8; on a GPU 1 8 64)")
     parser.add_argument("--repeats", type=int, default=25, help="interleaved repeats of every timing (default 25)")
     parser.add_argument("--tune", action="store_true", help="on a GPU: the kernel's block sizes instead")

@@ -185,7 +185,7 @@ def copy_bandwidth(device: str, repeats: int = 20) -> float:
 
 
 def _sets(batch: int, vocab: int, dtype: torch.dtype, accept_all: bool, device: str) -> list:
-    """As many sets of inputs as it takes to leave no cache a chance, at least two; one on a CPU, where nothing is timed."""
+    """As many sets of inputs as it takes to leave no cache a chance, at least two; on a CPU, not timed, one."""
     size = batch * (GAMMA + 1) * vocab * dtype.itemsize
     count = 1 if device == "cpu" else max(2, min(32, int(CACHE_BYTES // size) + 1))
     return [case(batch, vocab, dtype, device, seed, accept_all) for seed in range(count)]
@@ -209,8 +209,8 @@ def tuned(args) -> Report:
                     sizes = dict(block=block, tiles=tiles, drawn=drawn, programs=each * processors)
                     seconds = _seconds(lambda i: kernel.verify_chain(*sets[i], GAMMA, **sizes), len(sets),
                                        args.repeats, args.device)
-                    rows.append({"dtype": str(dtype).removeprefix("torch."), "block": block, "tiles": tiles, "drawn": drawn,
-                                 "programs_per_processor": each, "kernel_us": seconds * 1e6,
+                    rows.append({"dtype": str(dtype).removeprefix("torch."), "block": block, "tiles": tiles,
+                                 "drawn": drawn, "programs_per_processor": each, "kernel_us": seconds * 1e6,
                                  "share_of_floor": floor / seconds})
     rows.sort(key=lambda row: (row["dtype"], -row["share_of_floor"]))
     return Report("verify", rows, notes=[f"copy bandwidth {bandwidth / 1e12:.2f} TB/s"])

@@ -1,8 +1,8 @@
 """Boost-tuning (SpecInfer, arXiv 2305.09781): a second drafter learns what the first one does not know.
 
 Drafters of a pool that are tuned on the same text agree on what is easy. Here the tokens that an older drafter would
-have drafted right do not count in the loss of the next one, which so spends what it has on the others. Together, merged in a
-token tree or chosen between, the two should cover more than two of a kind.
+have drafted right do not count in the loss of the next one, which so spends what it has on the others. Together, merged
+in a token tree or chosen between, the two should cover more than two of a kind.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ def add_arguments(parser) -> None:
     parser.add_argument("--batch", type=int, help="sequences per training step (default 12, on a GPU 128)")
     parser.add_argument("--shard", type=int, help="sequences generated at once (default 96, on a GPU 2048)")
     parser.add_argument("--boost-after", metavar="NAME",
-                        help="learn only what this drafter does not get right: one of the package, or one in --out; the "
-                             "new ones are called DRAFTER-after-NAME")
+                        help="learn only what this drafter does not get right: one of the package, or one in --out; "
+                             "the new ones are called DRAFTER-after-NAME")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("runs/distill"),

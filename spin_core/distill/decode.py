@@ -137,7 +137,7 @@ class BatchDecoder:
 
 
 def _draw(logits: Tensor, temperature: Tensor, generator: torch.Generator) -> Tensor:
-    """One token per row of ``logits [B, V]``: the argmax at temperature 0, else where a uniform falls in the law's sums.
+    """One token per row of ``logits [B, V]``: the argmax at temperature 0, else where a uniform falls in its sums.
 
     A uniform per row instead of noise per column: drawing the noise would take longer than the target's whole pass.
     """

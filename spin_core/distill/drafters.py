@@ -25,8 +25,8 @@ class Recipe:
 
     What SPIRe (arXiv 2504.06419) is made of, part by part. ``window``: the tokens its attention sees beside the first,
     None for all. ``carry``: what a fed drafter reads of drafted tokens (:class:`spin_core.draft.fed.FedLlama`; the
-    "mix" is the feedback memory). ``pruned``: False begins with random layers. ``overlap``: the share of acceptance in the
-    loss. ``hard``: learn the tokens that came, not the target's law.
+    "mix" is the feedback memory). ``pruned``: False begins with random layers. ``overlap``: the share of acceptance in
+    the loss. ``hard``: learn the tokens that came, not the target's law.
     """
 
     layers: int
@@ -141,7 +141,8 @@ def fit_fuse(target: PreTrainedModel, recipe: Recipe, shard: Shard, states: Stat
             with torch.autocast(target.device.type, torch.bfloat16, enabled=fast_bf16(target.device)):
                 target.model(input_ids=tokens[None], use_cache=False)
             read = seen.pop()[0, 1:].double()
-            given = torch.cat([states.hidden[start:start + length - 1].to(embedding), embedding[tokens[1:]]], 1).double()
+            given = torch.cat([states.hidden[start:start + length - 1].to(embedding), embedding[tokens[1:]]], 1)
+            given = given.double()
             weight = read.pow(2).mean(1, keepdim=True).rsqrt()
             gram += (weight * given).T @ (weight * given)
             cross += (weight * given).T @ (weight * read)

@@ -5,7 +5,8 @@ With p the target's law on the draft vocabulary (its true part: it sums to less 
     loss = (1 - overlap) CE(p, q) - overlap sum min(p, q),
 
 distillation and acceptance, with overlap = .5 in equal parts (SPIRe, arXiv 2504.06419). Both terms have a gradient with
-respect to the drafter's logits z in closed form. With [q < p] the tokens whose overlap can still grow and S = sum of q over them:
+respect to the drafter's logits z in closed form. With [q < p] the tokens whose overlap can still grow and S = sum of q
+over them:
 
     d CE / dz = q sum(p) - p        d sum min(p, q) / dz = q [q < p] - q S
 

@@ -43,7 +43,8 @@ def make_table(shards: list[Shard], vocab_size: int, max_entries: int, bound: fl
     usual = np.flatnonzero(shares >= bound)
     best = usual[np.argsort(-counts[usual], kind="stable")[:max_entries]]
     best = best[np.argsort(contexts[best])]
-    return {"contexts": torch.from_numpy(contexts[best]), "followers": torch.from_numpy(followers[best].astype("int32"))}
+    return {"contexts": torch.from_numpy(contexts[best]),
+            "followers": torch.from_numpy(followers[best].astype("int32"))}
 
 
 def _flat(shards: list[Shard]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

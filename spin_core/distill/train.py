@@ -200,8 +200,8 @@ def _bar(entry: dict, steps: int, per_epoch: int) -> str:
     left = entry["seconds"] / entry["step"] * (steps - entry["step"])
     return (f"[{'#' * done}{'.' * (20 - done)}] step {entry['step']}/{steps} (epoch {entry['step'] / per_epoch:.1f})  "
             f"loss {entry['loss']:.4f}  held out: {entry['held_out_tokens_per_verification']:.3f} tokens per "
-            f"verification, agreement {entry['held_out_agreement']:.3f}, sum min(p, q) {entry['held_out_overlap']:.3f}  "
-            f"{left / 60:.1f} min left")
+            f"verification, agreement {entry['held_out_agreement']:.3f}, sum min(p, q) "
+            f"{entry['held_out_overlap']:.3f}  {left / 60:.1f} min left")
 
 
 def _mean(values: list) -> float:

@@ -39,7 +39,8 @@ def small_run(family, name: str, folder: Path, *, answer_tokens: int, steps: int
             tell=lambda line: print(line.replace(f"{folder}/", "")))        # where that is differs from run to run
     (train_set, _), held = divide(*load(folder / "data"))
     ids = draft_vocabulary(train_set, RECIPES[name].vocab, family.vocab_size, family.stop_ids)
-    untrained = tokens_per_verification(score(prune(family.target, RECIPES[name], ids).eval(), ids, family.target, *held), 4)
+    fresh = prune(family.target, RECIPES[name], ids).eval()
+    untrained = tokens_per_verification(score(fresh, ids, family.target, *held), 4)
     log = json.loads((folder / name / f"{name}.json").read_text())["log"]
     return ([0, *(e["tokens"] for e in log)], [untrained, *(e["held_out_tokens_per_verification"] for e in log)])
 

@@ -104,7 +104,8 @@ def check_best_count(solution: Callable) -> Answer:
     pipeline that runs empty at the end of every round."""
     for draft, verify, fixed in ((1.0, 1.0, 0.0), (1.0, 1.0, 0.05), (1.0, 1.0, 0.2), (1.0, 1.0, 1.0), (0.2, 1.0, 0.1),
                                  (0.5, 1.0, 0.02), (4.0, 1.0, 0.05)):
-        answer, verdict = attempt(solution, draft, verify, fixed, 9, called=f"best_count({draft}, {verify}, {fixed}, 9)")
+        called = f"best_count({draft}, {verify}, {fixed}, 9)"
+        answer, verdict = attempt(solution, draft, verify, fixed, 9, called=called)
         if verdict:
             return verdict
         if isinstance(answer, bool) or not isinstance(answer, int) or not 1 <= answer <= 9:

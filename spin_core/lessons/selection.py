@@ -18,8 +18,9 @@ LAWS = {"prose": {"reads": .75, "copies": .25}, "code": {"reads": .40, "copies":
 COSTS = {"reads": .04, "copies": .03}
 
 
-def play(recording: Recording, policy: str, gammas: Mapping[str, int], *, seed: int = 0, order: Sequence[int] | None = None,
-         batch: int = 8, capacities: Mapping[str, int] | None = None, **options) -> Replay:
+def play(recording: Recording, policy: str, gammas: Mapping[str, int], *, seed: int = 0,
+         order: Sequence[int] | None = None, batch: int = 8, capacities: Mapping[str, int] | None = None,
+         **options) -> Replay:
     """One policy on one recording. "spin-full" finds its lengths itself, from the recording's profile of costs."""
     own = {"cost": recording.passes["target"]} if policy == "spin-full" else {"gamma": gammas}
     return replay(recording, make(policy, recording.arms, seed=seed, **own, **options), batch=batch, order=order,
@@ -89,7 +90,7 @@ def shifting(requests: int, shift: bool, seed: int = 0) -> Recording:
 
 
 def window(run: Replay, count: int = 24) -> tuple[ndarray, ndarray, ndarray]:
-    """A replay in ``count`` windows of steps: tokens written by their ends, goodput, shares of the arms ``[count, A]``."""
+    """A replay in ``count`` windows of steps: tokens written by their ends, goodput, arms' shares ``[count, A]``."""
     edges = np.linspace(0, len(run.step_seconds), count + 1).astype(int)
     inside = np.clip(np.searchsorted(edges, run.step, side="right") - 1, 0, count - 1)
     tokens = np.bincount(inside, run.emitted, count)
@@ -101,7 +102,8 @@ def window(run: Replay, count: int = 24) -> tuple[ndarray, ndarray, ndarray]:
 
 def check_shrink(solution: Callable) -> Answer:
     """Exercise 3.1: ``solution(tokens, seconds, pool_rate, pool_seconds)``, a rate shrunk to that of all requests."""
-    for tokens, seconds, rate, trust in ((0, 0.0, 50.0, 0.4), (30, 0.5, 50.0, 0.5), (10, 1.0, 40.0, 0.0), (7, 0.1, 20.0, 1e6)):
+    for tokens, seconds, rate, trust in ((0, 0.0, 50.0, 0.4), (30, 0.5, 50.0, 0.5), (10, 1.0, 40.0, 0.0),
+                                        (7, 0.1, 20.0, 1e6)):
         try:
             answer = solution(tokens, seconds, rate, trust)
         except ZeroDivisionError:
@@ -112,8 +114,8 @@ def check_shrink(solution: Callable) -> Answer:
             return OPEN
         right = (tokens + rate * trust) / (seconds + trust)
         if abs(answer - right) > 1e-6 * right:
-            return Answer("wrong", f"{tokens} tokens in {seconds} s, and {trust:g} s worth of trust in {rate:g} tokens/s: "
-                                   f"you say {answer:.4g}, it should be {right:.4g}.")
+            return Answer("wrong", f"{tokens} tokens in {seconds} s, and {trust:g} s worth of trust in {rate:g} "
+                                   f"tokens/s: you say {answer:.4g}, it should be {right:.4g}.")
     return Answer("right", "A ratio of sums: the request's own books, with a page borrowed from all the others.")
 
 
@@ -135,7 +137,7 @@ def check_budget(solution: Callable) -> Answer:
             return verdict
         right = best(worth, cost)
         if answer != right:
-            return Answer("wrong", f"For worth = {worth} you draft {answer} positions; {right} bring more tokens per second. "
-                                   "Do you count the token that every request gets anyway?")
-    return Answer("right", "Cheap rows: draft all. Dear rows: draft nothing. Between them the sorted list is cut where the "
-                           "next position brings less than the average second does.")
+            return Answer("wrong", f"For worth = {worth} you draft {answer} positions; {right} bring more tokens per "
+                                   "second. Do you count the token that every request gets anyway?")
+    return Answer("right", "Cheap rows: draft all. Dear rows: draft nothing. Between them the sorted list is cut where "
+                           "the next position brings less than the average second does.")

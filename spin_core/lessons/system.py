@@ -48,7 +48,8 @@ def bounds(data_set: str, requests: int, target: str = "LLaMA-7B") -> dict[str, 
 
 
 def at_scale(data_set: str, batch: int, requests: int,
-             policies: Sequence[str] = (*DRAFTERS, "none", "spin", "spin-full"), target: str = "LLaMA-7B") -> dict[str, float]:
+             policies: Sequence[str] = (*DRAFTERS, "none", "spin", "spin-full"),
+             target: str = "LLaMA-7B") -> dict[str, float]:
     """Goodput of every fixed drafter, of plain decoding and of SPIN's selections, all over decomposed verification."""
     count = max(requests, 3 * batch)
     return {p: paper.serve(data_set, target, p, batch=batch, requests=count).goodput for p in policies}
@@ -84,8 +85,8 @@ def check_floor(solution: Callable) -> Answer:
 
 
 def check_ridge(solution: Callable) -> Answer:
-    """Exercise 7.2: ``solution(arithmetic, stream, bytes_per_value)``, in FLOP/s and bytes/s, is the number of rows from
-    which a product takes longer than reading its weights."""
+    """Exercise 7.2: ``solution(arithmetic, stream, bytes_per_value)``, in FLOP/s and bytes/s, is the number of rows
+    from which a product takes longer than reading its weights."""
     for card in HARDWARE.values():
         for dtype in card.flops:
             arithmetic, size = card.arithmetic(dtype), BYTES[dtype]

@@ -115,13 +115,15 @@ def check_tested_law(solution: Callable) -> Answer:
         if answer.shape != q.shape:
             return Answer("wrong", f"The law has shape {answer.shape}, expected {q.shape}.")
         if any(answer[e] != 0 for e in elders):
-            return Answer("wrong", f"With elder siblings {elders} your law still gives one of them mass: it cannot be drawn.")
+            return Answer("wrong", f"With elder siblings {elders} your law still gives one of them mass: it cannot be "
+                          "drawn.")
         if abs(answer.sum() - 1) > 1e-9:
             return Answer("wrong", f"With elder siblings {elders} your law sums to {answer.sum():.3f}.")
         want = q.copy()
         want[elders] = 0
         if not np.allclose(answer, want / want.sum()):
-            return Answer("wrong", f"With elder siblings {elders} the tokens that are left have other proportions than in q.")
+            return Answer("wrong", f"With elder siblings {elders} the tokens that are left have other proportions than "
+                          "in q.")
     return Answer("right", "The law of a draw, given what was drawn before it: Sequoia's rule is no more than that.")
 
 
@@ -137,8 +139,10 @@ def check_tree_tokens(solution: Callable) -> Answer:
         if not isinstance(answer, (int, float, np.number)) or abs(answer - want) > 1e-9:
             hint = " Is the target's own token counted?" if isinstance(answer, (int, float)) and \
                 abs(answer + 1 - want) < 1e-9 else ""
-            return Answer("wrong", f"parents {list(parents)}, rates {rates}: expected {want:.3f}, yours is {answer!r}.{hint}")
-    return Answer("right", "A node counts with the product of the rates on its path. The best shape maximises this sum.")
+            return Answer("wrong", f"parents {list(parents)}, rates {rates}: expected {want:.3f}, yours is "
+                          f"{answer!r}.{hint}")
+    return Answer("right", "A node counts with the product of the rates on its path. The best shape maximises this "
+                  "sum.")
 
 
 def expected_tokens(parents, rates) -> float:

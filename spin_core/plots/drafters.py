@@ -146,7 +146,8 @@ def pick(prompt: str, speed: Mapping[str, float], chosen: str | None) -> Figure:
             ax.text(.02, index, "?", va="center", color=GREY, weight="bold")
             continue
         ax.barh(index, speed[name], color=look(name, index)[0], alpha=1 if name in (chosen, best) else .35)
-        note = [f"{speed[name]:.2f} times plain decoding"] + ["best"] * (name == best) + ["your choice"] * (name == chosen)
+        note = [f"{speed[name]:.2f} times plain decoding", *["best"] * (name == best),
+                *["your choice"] * (name == chosen)]
         ax.text(speed[name] + .01, index, ", ".join(note), va="center", fontsize=9.5)
     if chosen is not None:
         ax.axvline(1, color=INK, linewidth=1)

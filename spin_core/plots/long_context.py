@@ -59,7 +59,8 @@ def roofline(passes: Mapping[str, tuple[float, float, float]], gains: Mapping[st
         left.text(time, y, f"  {time:.2f}", va="center", size=9.5)
     longest = max(max(a, w + c) for a, w, c in passes.values()) / unit
     left.set(yticks=range(len(passes)), yticklabels=list(passes), ylim=(len(passes) - .4, -.6),
-             xlim=(0, 1.18 * longest), xlabel="time, in passes of plain decoding: the longer bar counts", title="What each pass waits for")
+             xlim=(0, 1.18 * longest), xlabel="time, in passes of plain decoding: the longer bar counts",
+             title="What each pass waits for")
     left.grid(axis="y", visible=False)
     for y, (name, value) in enumerate(gains.items()):
         right.barh(y, value, .6, color=SYSTEMS[name])

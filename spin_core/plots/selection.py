@@ -48,7 +48,8 @@ def bars(goodput: Mapping[str, tuple[float, float]], ceilings: Mapping[str, floa
         figure.legend(loc="outside lower left", ncols=len(ceilings))
     right.barh(list(published), list(published.values()), height=.66, color=GREY)
     for row, value in enumerate(published.values()):
-        right.text(max(published.values()) * .03, row, f"{value:g}", ha="left", va="center", color="white", size=9, weight="bold")
+        right.text(max(published.values()) * .03, row, f"{value:g}", ha="left", va="center", color="white", size=9,
+                   weight="bold")
     right.set(xlabel="tokens per second", title=source, ylim=left.get_ylim())
     right.grid(axis="y", visible=False)
     return figure
@@ -56,7 +57,8 @@ def bars(goodput: Mapping[str, tuple[float, float]], ceilings: Mapping[str, floa
 
 @styled
 def regret(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
-           long: Mapping[str, tuple[Sequence[float], Sequence[float]]], slope: float | None, *, title: str = "") -> Figure:
+           long: Mapping[str, tuple[Sequence[float], Sequence[float]]], slope: float | None, *,
+           title: str = "") -> Figure:
     """Seconds lost against oracle-request by tokens written; right, tokens lost on one endless request by log steps.
 
     ``slope``: what theory says a step by a factor e must cost at least, in tokens; None: not shown.
@@ -73,7 +75,8 @@ def regret(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
         steps = np.asarray(next(iter(long.values()))[0], float)
         anchor = min(np.interp(30, x, y) for x, y in long.values())
         late = steps[steps >= 30]
-        right.plot(late, anchor + slope * np.log(late / 30), "--", color=INK, lw=1.6, label="theory: slope of the bound")
+        right.plot(late, anchor + slope * np.log(late / 30), "--", color=INK, lw=1.6,
+                   label="theory: slope of the bound")
     right.set(xscale="log", xlabel="steps of one endless request", ylabel="tokens lost against its best drafter",
               title="Does exploring ever end?")
     right.xaxis.set_major_formatter(ScalarFormatter())
@@ -108,7 +111,8 @@ def choices(arm: np.ndarray, arms: Sequence[str], best: Sequence[int] | None = N
         ax.set_xticks([t for t in ax.get_xticks() if 0 <= t < grid.shape[1]])
     axes[0].set_ylabel("request, in order of service" + ("  (strip: its best)" if best is not None else ""))
     used = sorted({int(a) for g, _ in grids for a in np.unique(g) if a >= 0} | set(best if best is not None else ()))
-    figure.legend(handles=[Patch(color=colours[a], label=arms[a]) for a in used], loc="outside lower center", ncols=len(used))
+    handles = [Patch(color=colours[a], label=arms[a]) for a in used]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(used))
     return figure
 
 

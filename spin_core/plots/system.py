@@ -118,7 +118,8 @@ def microbatch_heuristic(cases: Sequence[Mapping]) -> Figure:
     """Which number of micro-batches is the best, and what the heuristic did.
 
     Each case has "name", "best" and "chosen" (numbers; chosen: the one that served most requests), "right" (the goodput
-    that its number would have had all along, over the best's) and "share" (its own, with all its trying, over the best's).
+    that its number would have had all along, over the best's) and "share" (its own, with all its trying, over the
+    best's).
     """
     figure = Figure(figsize=(WIDTH, 0.42 * len(cases) + 1.7), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from spin_core.plots.base import (BLUE, GREEN, GREY, INK, LIGHT, MONO, ORANGE, PURPLE, Q_COLOUR, RED, SERIES, SKY, WIDTH,
-                                  label, styled, tint)
+from spin_core.plots.base import (BLUE, GREEN, GREY, INK, LIGHT, MONO, ORANGE, PURPLE, Q_COLOUR, RED, SERIES, SKY,
+                                  WIDTH, label, styled, tint)
 
 if TYPE_CHECKING:
     from spin_core.lessons.tree_steps import TreeStep, Trial
@@ -36,8 +36,8 @@ def tree(step: "TreeStep", drafters: Sequence[str], note: str = "") -> Figure:
     for node, parent in enumerate(step.parents):
         (x0, y0), (x1, y1) = at[parent], at[node]
         kept = node in path
-        left.plot([x0 + 0.12, x0 + 0.3, x1 - 0.42], [y0, y1, y1], color=GREEN if kept else "#BBBBBB", linewidth=2.4 if kept
-                  else 1.2, zorder=1)
+        left.plot([x0 + 0.12, x0 + 0.3, x1 - 0.42], [y0, y1, y1], color=GREEN if kept else "#BBBBBB",
+                  linewidth=2.4 if kept else 1.2, zorder=1)
     text = label(step.before[-14:], 14) if step.before else "(the prompt)"
     left.text(0.1, at[-1][1], text, ha="right", va="center", fontsize=size, family=MONO, color=INK)
     for node in range(count):
@@ -48,22 +48,25 @@ def tree(step: "TreeStep", drafters: Sequence[str], note: str = "") -> Figure:
             left.add_patch(Rectangle((x - 0.4 + i * width, y - 0.36), width, 0.72, facecolor=tint(colour, 0.55),
                                      edgecolor="none", zorder=2))
         left.add_patch(Rectangle((x - 0.4, y - 0.36), 0.78, 0.72, facecolor="none", zorder=3,
-                                 edgecolor=GREEN if node in path else "#AAAAAA", linewidth=2.2 if node in path else 0.8))
+                                 edgecolor=GREEN if node in path else "#AAAAAA",
+                                 linewidth=2.2 if node in path else 0.8))
         left.text(x, y, label(step.tokens[node], 9), ha="center", va="center", fontsize=size, family=MONO, zorder=4)
     if step.own is not None:
         x, y = at[step.path[-1]] if step.path else at[-1]
         left.text(max(levels, default=0) + 1.75, y, f"→ {label(step.own, 9)}", va="center", fontsize=size, family=MONO,
                   color=BLUE, weight="bold")
-        left.plot([x + (0.42 if step.path else 0.14), max(levels, default=0) + 1.7], [y + 0.42, y + 0.42] if step.path else
-                  [y - 0.45, y - 0.45], color=BLUE, linewidth=1, linestyle=(0, (2, 2)))
-    left.set(xlim=(-1.0, max(levels, default=0) + 2.5), ylim=(count - 0.4, -0.8), xticks=range(1, max(levels, default=0) + 2),
-             yticks=[], title=f"{note}{count} nodes, {len(step.path)} accepted, then the target's own")
+        left.plot([x + (0.42 if step.path else 0.14), max(levels, default=0) + 1.7],
+                  [y + 0.42, y + 0.42] if step.path else [y - 0.45, y - 0.45],
+                  color=BLUE, linewidth=1, linestyle=(0, (2, 2)))
+    left.set(xlim=(-1.0, max(levels, default=0) + 2.5), ylim=(count - 0.4, -0.8),
+             xticks=range(1, max(levels, default=0) + 2), yticks=[],
+             title=f"{note}{count} nodes, {len(step.path)} accepted, then the target's own")
     left.set_xticklabels([f"depth {d}" for d in range(1, max(levels, default=0) + 2)])
     left.grid(False)
     for side in left.spines.values():
         side.set_visible(False)
-    left.legend(handles=[Patch(facecolor=tint(WHO[i % len(WHO)], 0.55), label=name) for i, name in enumerate(drafters)] +
-                [Line2D([], [], color=GREEN, linewidth=2.4, label="accepted")], loc="upper center",
+    who = [Patch(facecolor=tint(WHO[i % len(WHO)], 0.55), label=name) for i, name in enumerate(drafters)]
+    left.legend(handles=[*who, Line2D([], [], color=GREEN, linewidth=2.4, label="accepted")], loc="upper center",
                 bbox_to_anchor=(0.5, -0.06), ncols=len(drafters) + 1)
     _mask(right, step, path)
     return figure
@@ -101,7 +104,7 @@ def _leaves_first(parents: Sequence[int]) -> list[int]:
 
 @styled
 def trials(found: Sequence["Trial"], shown: int | None = None) -> Figure:
-    """The first ``shown`` tests at one node (None: those there are): what is left of p, the q of the child, its fate."""
+    """The first ``shown`` tests at one node (None: those there are): p as left, the q of the child, its fate."""
     shown = len(found) if shown is None else shown
     tokens = np.arange(len(found[0].p))
     figure = Figure(figsize=(WIDTH, 3.1), layout="constrained")
@@ -110,7 +113,8 @@ def trials(found: Sequence["Trial"], shown: int | None = None) -> Figure:
         if number >= min(shown, len(found)):
             axes.set_axis_off()
             if number < shown:
-                axes.text(0.5, 0.5, "not needed:\nthe token is there", transform=axes.transAxes, ha="center", color=GREY)
+                axes.text(0.5, 0.5, "not needed:\nthe token is there", transform=axes.transAxes, ha="center",
+                          color=GREY)
             continue
         one = found[number]
         last = one.u is None
@@ -118,9 +122,11 @@ def trials(found: Sequence["Trial"], shown: int | None = None) -> Figure:
         axes.bar(tokens + 0.2, one.q, 0.38, color=tint(Q_COLOUR, 0.8))
         colour = GREEN if one.accepted else RED
         axes.axvspan(one.token - 0.48, one.token + 0.48, color=tint(colour, 0.18), zorder=0)
-        axes.set(xticks=tokens, ylim=(0, 1.05), title="the target draws" if last else f"child {number + 1}: token {one.token}")
-        said = f"token {one.token}: emitted" if last else \
-            f"u = {one.u:.2f}, p/q = {one.p[one.token] / one.q[one.token]:.2f}\n{'accepted' if one.accepted else 'rejected'}"
+        axes.set(xticks=tokens, ylim=(0, 1.05),
+                 title="the target draws" if last else f"child {number + 1}: token {one.token}")
+        fate = "accepted" if one.accepted else "rejected"
+        said = (f"token {one.token}: emitted" if last else
+                f"u = {one.u:.2f}, p/q = {one.p[one.token] / one.q[one.token]:.2f}\n{fate}")
         axes.set_xlabel(said, color=colour, fontsize=9.5)
     figure.axes[0].legend(handles=[Patch(facecolor=BLUE, label="p"), Patch(facecolor=SKY, label="left of p"),
                                    Patch(facecolor=tint(Q_COLOUR, 0.8), label="q of the child")], loc="upper right",
@@ -175,7 +181,8 @@ def latency(cost: Mapping[int, Mapping[int, float]]) -> Figure:
             axes.add_patch(Rectangle((j - 0.48, i - 0.46), 0.96, 0.92, facecolor=tint(colour, 0.6 * share),
                                      edgecolor=INK if j == best else LIGHT, linewidth=2.2 if j == best else 0.8,
                                      zorder=3 if j == best else 2))
-            axes.text(j, i, f"{relative[i, j]:.2f}\n{cost[b][w]:.0f} ms", ha="center", va="center", fontsize=9, zorder=4)
+            axes.text(j, i, f"{relative[i, j]:.2f}\n{cost[b][w]:.0f} ms", ha="center", va="center", fontsize=9,
+                      zorder=4)
     axes.set(xlim=(-0.6, len(widths) - 0.4), ylim=(len(batches) - 0.4, -0.6), xticks=range(len(widths)),
              yticks=range(len(batches)), xlabel="children at the third level", ylabel="requests served at once",
              title="Time per token, relative to width 1 (framed: the fastest)")

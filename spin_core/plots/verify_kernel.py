@@ -85,7 +85,8 @@ def times(cpu: Mapping[str, Sequence[float | None]], labels: Sequence[str],
     left, right = figure.subplots(1, 2, width_ratios=[1.1, 1])
     at = np.arange(len(labels))
     for i, (way, values) in enumerate(cpu.items()):
-        left.plot(at, values, "osD^"[i % 4], linestyle="none", markersize=8, color=[BLUE, GREY, ORANGE, GREEN][i % 4], label=way)
+        left.plot(at, values, "osD^"[i % 4], linestyle="none", markersize=8,
+                  color=[BLUE, GREY, ORANGE, GREEN][i % 4], label=way)
     left.set(yscale="log", ylabel="milliseconds, this CPU", xticks=at, xlabel="vocabulary × batch, 4 drafts each",
              title="Reference against loops", xlim=(-0.4, len(labels) - 0.6))
     left.set_xticklabels(labels)

@@ -1,8 +1,8 @@
 """The README's table "paper and ours", made from the numbers beside the figures.
 
 Every row is one figure of SPIN's paper: what was published, what the simulator makes of the paper's hardware, and what
-was measured with the embedded models. All numbers come from ``figures/NAME.json``; here is only said which ones, and how
-to read them. A dash: no such series.
+was measured with the embedded models. All numbers come from ``figures/NAME.json``; here is only said which ones, and
+how to read them. A dash: no such series.
 """
 
 from __future__ import annotations
@@ -129,7 +129,8 @@ def _heuristic(n: Numbers, large: Numbers) -> list:
 
     def modelled() -> str:
         right = large.labelled("modelled", "goodput of that number")
-        return f"{min(value for series in right.values() for value in series.values()):.2f} of the best number's, at worst"
+        worst = min(value for series in right.values() for value in series.values())
+        return f"{worst:.2f} of the best number's, at worst"
     return [lambda: "the best number or one next to it", modelled if large.series else None,
             lambda: f"{n.at('measured', share, 'heuristic'):.2f} of the best number's goodput"]
 

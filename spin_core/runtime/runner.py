@@ -66,7 +66,8 @@ class ModelRunner:
         """Feed ``counts[b]`` new tokens to each slot; return the logits of the flattened ``rows``, ``[R, V]``.
 
         ``tokens [N]`` are concatenated in the order of ``slots``. The cache then holds them all; undo with
-        ``cache.truncate``. ``inputs`` are what this model reads besides tokens. Raises ValueError when a slot has no room, before anything is written.
+        ``cache.truncate``. ``inputs`` are what this model reads besides tokens. Raises ValueError when a slot has no
+        room, before anything is written.
         """
         for slot, count in zip(slots, counts):
             self.cache.check_room(slot, count)

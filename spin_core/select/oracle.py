@@ -106,8 +106,9 @@ def oracle_request(recording: Recording, gammas: Mapping[str, int], *, batch: in
     arms, lengths = [*recording.arms, NONE], recording.lengths
     counts = [chain_counts(recording, a, gammas[name]) for a, name in enumerate(recording.arms)]
     counts.append((lengths, np.zeros(len(lengths)), np.zeros(len(lengths))))
+    longest = int(recording.prompts.max())
     reading = np.stack([0 * recording.prompts if name in (*recording.lookups, NONE) else
-                        recording.passes[name].table(int(recording.prompts.max()))[recording.prompts] for name in arms], 1)
+                        recording.passes[name].table(longest)[recording.prompts] for name in arms], 1)
     plans: dict[bytes, ndarray] = {}
     for size in range(1, min(3, len(arms)) + 1):
         for allowed in itertools.combinations(range(len(arms)), size):
@@ -128,8 +129,8 @@ def oracle_request(recording: Recording, gammas: Mapping[str, int], *, batch: in
 def oracle_steps(recording: Recording, gammas: Mapping[str, int] | None, *, batch: int = 8) -> Replay:
     """The best arm at every step, each with its ``gammas``; None: with exactly as many tokens as will be accepted.
 
-    Dynamic programming from the end of every answer: the time left at a position is that of the best step there and what
-    is left where it ends. Switching is free. At batch 1, where nobody shares a pass, nothing can be faster.
+    Dynamic programming from the end of every answer: the time left at a position is that of the best step there and
+    what is left where it ends. Switching is free. At batch 1, where nobody shares a pass, nothing can be faster.
     """
     arms = [*recording.arms, NONE]
     sharing, runs = np.full(len(arms), float(batch)), []

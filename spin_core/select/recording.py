@@ -49,8 +49,8 @@ class Recording:
     ``accepted [A, N]`` uint8: of a chain of ``MAX_GAMMA`` tokens drafted behind the text before token t, how many the
     target accepts. ``proposed [A, N]`` uint8: how long that chain is: prompt lookup may find nothing. ``starts
     [R + 1]``: where the answers begin in N. ``prompts [R]``: their prompts' lengths. ``workloads``, ``ids``: whose they
-    are. ``passes``: what a pass of each drafter takes; that of "target" verifies. ``lookups``: drafters of which a whole
-    draft costs one pass. ``composed``: drafters that are two, {name: (looks up, drafts where nothing is found)}.
+    are. ``passes``: what a pass of each drafter takes; that of "target" verifies. ``lookups``: drafters of which a
+    whole draft costs one pass. ``composed``: drafters that are two, {name: (looks up, drafts where nothing is found)}.
     ``about``: where it comes from, as plain JSON values; ``about["kind"]`` is "measured" or "modelled".
     """
 
@@ -153,7 +153,8 @@ def memory_bound(recording: Recording, row: float = 0.004) -> Recording:
     measured share of the target's.
     """
     base = recording.passes["target"](1)
-    flat = {name: Passes((1, 1001), (float(p(1)), float(p(1) * (1 + 1000 * row)))) for name, p in recording.passes.items()}
+    flat = {name: Passes((1, 1001), (float(p(1)), float(p(1) * (1 + 1000 * row))))
+            for name, p in recording.passes.items()}
     return replace(recording, passes=flat, about=recording.about | {
         "kind": "modelled", "costs": f"one-row passes as measured ({base * 1e3:.1f} ms), {row:.1%} more per row"})
 

@@ -93,7 +93,8 @@ class _Run:
         self.waiting = [(n, int(r)) for n, r in enumerate(order)][::-1]
         self.batch = batch
         longest = int((recording.lengths + recording.prompts).max())
-        self.table = {name: passes.table(batch * max(16, longest)).tolist() for name, passes in recording.passes.items()}
+        self.table = {name: passes.table(batch * max(16, longest)).tolist()
+                      for name, passes in recording.passes.items()}
         self.accepted, self.proposed = recording.accepted.tolist(), recording.proposed.tolist()
         self.found = {n: self.proposed[self.index[n]] for n in recording.lookups if n in selector.arms}
         self.lookup_finds = {n: recording.lookup_finds(n) for n in recording.composed}
@@ -234,5 +235,7 @@ class _Seated:
 
     def seat(self, found: Mapping[str, list[int]]) -> Seat:
         """What the selector sees; ``found``: what drafters that look up propose, by position in the recording."""
-        here = {name: lengths[self.start + self.done] for name, lengths in found.items()} if self.done < self.length else {}
+        here = {}
+        if self.done < self.length:
+            here = {name: lengths[self.start + self.done] for name, lengths in found.items()}
         return Seat(self.request, self.done, self.prompt + self.done, self.length - self.done - 1, self.current, here)

@@ -1,7 +1,7 @@
 """How far drafts get: what all requests have taught about a drafter, and how this request differs.
 
-For every drafter a, ``hazard [depth]`` is -log of the probability that the next drafted token is accepted, given that all
-before it were; all requests together teach it. A request has one number per drafter, its *frailty* theta:
+For every drafter a, ``hazard [depth]`` is -log of the probability that the next drafted token is accepted, given that
+all before it were; all requests together teach it. A request has one number per drafter, its *frailty* theta:
 
     P(the first k drafted tokens are accepted) = exp(-theta (hazard_1 + ... + hazard_k)),
 

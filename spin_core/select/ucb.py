@@ -18,8 +18,8 @@ class UCB(Greedy):
 
         width * sqrt( (1 + n) / n^2 * (1 + 2 log( K sqrt(1 + n) / delta )) ),    delta = 1 / t^2,
 
-    where rewards lie in an interval of length ``2 width``: here emitted tokens between 1 and gamma + 1, over the arm's mean
-    seconds per step. ``scale`` 1 is the theory's radius; it is made for thousands of steps.
+    where rewards lie in an interval of length ``2 width``: here emitted tokens between 1 and gamma + 1, over the arm's
+    mean seconds per step. ``scale`` 1 is the theory's radius; it is made for thousands of steps.
     """
 
     def __init__(self, arms: Sequence[str], *, scale: float = 1.0, **options) -> None:

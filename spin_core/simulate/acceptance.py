@@ -69,7 +69,8 @@ def recording(name: str, requests: int, passes: Mapping[str, Passes], seed: int 
     Raises ValueError for an unknown name or no requests.
     """
     if name not in NAMES or requests < 1:
-        raise ValueError(f"recording: data set {name!r} of {', '.join(NAMES)}, and at least one request; got {requests}")
+        raise ValueError(f"recording: data set {name!r} of {', '.join(NAMES)}, and at least one request; "
+                         f"got {requests}")
     sets = [DATA_SETS[name]] if name in DATA_SETS else list(DATA_SETS.values())
     rng = np.random.default_rng(seed)
     prompts, accepted, lengths = [], [], []
@@ -80,7 +81,8 @@ def recording(name: str, requests: int, passes: Mapping[str, Passes], seed: int 
         lengths.append(int(np.clip(answer, 8, 512)))
         accepted.append(_chains(data, lengths[-1], rng))
     accepted = np.concatenate(accepted, 1)
-    about = {"kind": "modelled", "source": "made up; calibrated to the 265M model card and to SPIN's shares of the best", "seed": seed}
+    about = {"kind": "modelled", "seed": seed,
+             "source": "made up; calibrated to the 265M model card and to SPIN's shares of the best"}
     return Recording(tuple(DRAFTERS), accepted, np.full_like(accepted, MAX_GAMMA), np.append(0, np.cumsum(lengths)),
                      np.array(prompts), tuple(sets[r % len(sets)].name for r in range(requests)),
                      tuple(f"{name}-{r}" for r in range(requests)), dict(passes), about=about)

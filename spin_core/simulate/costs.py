@@ -67,7 +67,8 @@ class Roofline:
     """
 
     def __init__(self, target: Model, drafters: Mapping[str, Model], hardware: Hardware, *, devices: int = 1,
-                 strategy: str = "decomposed", gathered: bool = True, shared: bool = False, dtype: str = "fp16") -> None:
+                 strategy: str = "decomposed", gathered: bool = True, shared: bool = False,
+                 dtype: str = "fp16") -> None:
         if strategy not in STRATEGIES:
             raise ValueError(f"Roofline: unknown strategy {strategy!r}; known: {', '.join(STRATEGIES)}")
         if devices < 1 or target.kv_heads % devices:

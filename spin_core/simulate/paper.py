@@ -55,8 +55,8 @@ def serve(data_set: str, target: str, policy: str, *, strategy: str = "decompose
     policy."""
     chooses = policy not in DRAFTERS and policy != NONE
     return simulate(texts(data_set, requests, seed), system(target, strategy, card, dtype=dtype),
-                    make(policy, list(DRAFTERS), gamma=GAMMA, seed=seed) if chooses else policy, batch=batch, gamma=GAMMA,
-                    micro_batches=micro_batches)
+                    make(policy, list(DRAFTERS), gamma=GAMMA, seed=seed) if chooses else policy, batch=batch,
+                    gamma=GAMMA, micro_batches=micro_batches)
 
 
 def rung(name: str, data_set: str, target: str, vanilla: str = VANILLA, **more) -> Run:

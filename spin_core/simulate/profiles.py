@@ -55,8 +55,8 @@ class Hardware:
 
     def describe(self) -> str:
         """One line for a figure's source."""
-        return (f"{self.name} ({self.source}; assumed: {self.compute:.0%} of peak arithmetic, {self.traffic:.0%} of peak "
-                f"bandwidth, {self.launch * 1e6:g} us per kernel, {KERNELS} kernels per layer)")
+        return (f"{self.name} ({self.source}; assumed: {self.compute:.0%} of peak arithmetic, {self.traffic:.0%} of "
+                f"peak bandwidth, {self.launch * 1e6:g} us per kernel, {KERNELS} kernels per layer)")
 
 
 _V100 = {"fp16": 125e12, "fp32": 15.7e12}

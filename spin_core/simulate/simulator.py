@@ -43,8 +43,8 @@ def simulate(recording: Recording, costs: PassCosts, policy: Selector | str, *, 
 
     ``policy``: a selector, or the name of the one drafter that drafts ``gamma`` tokens for everyone ("none": plain
     decoding). ``batch``: requests that run at once. ``micro_batches``: groups, or "auto" for the heuristic.
-    ``arrivals``: seconds ``[R]``, rising; None: all at once. ``kv_tokens``: tokens of prompt and answer that the running
-    requests may come to hold together. Raises ValueError for what cannot be served.
+    ``arrivals``: seconds ``[R]``, rising; None: all at once. ``kv_tokens``: tokens of prompt and answer that the
+    running requests may come to hold together. Raises ValueError for what cannot be served.
     """
     return _System(recording, costs, policy, batch, micro_batches, gamma, arrivals, kv_tokens, capacities, events).run()
 
@@ -85,8 +85,8 @@ class _System:
         if isinstance(policy, str) and policy not in (*recording.arms, NONE):
             raise ValueError(f"simulate: no drafter {policy!r} in the recording; it has {', '.join(recording.arms)}")
         if kv_tokens is not None and self.reserved.max() > kv_tokens:
-            raise ValueError(f"simulate: a request may come to hold {self.reserved.max()} tokens, more than kv_tokens = "
-                             f"{kv_tokens}")
+            raise ValueError(f"simulate: a request may come to hold {self.reserved.max()} tokens, more than "
+                             f"kv_tokens = {kv_tokens}")
         self.recording, self.costs, self.policy = recording, costs, policy
         self.batch, self.gamma, self.capacities = batch, gamma, capacities
         self.kv_tokens = np.inf if kv_tokens is None else kv_tokens

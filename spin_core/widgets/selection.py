@@ -23,8 +23,8 @@ def story(requests: int, shift: bool, explore: int, first: int, prior: float, ca
     windows = {name: lesson.window(run) for name, run in {"oracle-request": oracle, **runs}.items()}
     half = recording.starts[requests // 2] if shift else None
     share = runs["spin"].goodput / oracle.goodput
-    return plots.live({n: w[:2] for n, w in windows.items()}, {n: lesson.seconds_lost(r, oracle) for n, r in runs.items()},
-                      windows["spin"][2], runs["spin"].arms, half,
+    lost = {n: lesson.seconds_lost(r, oracle) for n, r in runs.items()}
+    return plots.live({n: w[:2] for n, w in windows.items()}, lost, windows["spin"][2], runs["spin"].arms, half,
                       title=f"tokens/s: spin has {share:.0%} of oracle")
 
 
