@@ -403,7 +403,8 @@ def p_values(draws: int, device: str) -> tuple[float, float]:
     params = [SAMPLED.with_(seed=b) for b in range(draws)]
     verdict = kernel.verify_chain(p.log().repeat(2 * draws, 1).to(device), moved(draft, device),
                                   SamplingBatch.from_params(params, device), torch.full((draws,), 5, device=device))
-    return tuple(stats.chisquare(x.bincount(minlength=4).numpy(), (p * draws).numpy()).pvalue
+    expected = p.double().div(p.double().sum()).mul(draws).numpy()
+    return tuple(stats.chisquare(x.bincount(minlength=4).numpy(), expected).pvalue
                  for x in (verdict.tokens[:, 0].cpu(), drafted))
 
 
