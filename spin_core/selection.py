@@ -185,27 +185,26 @@ class Selection:
         pass."""
         events = [event for _, event, _ in steps]
         if events:
-            self.cost.learn(rows, events[0].target_seconds)
+            ours = len(events) + sum(len(e.drafted) for e in events)
             drafted = Counter(e.drafter for e in events for _ in e.drafted)
             members = Counter(e.drafter for e in events)
-            verifying = self._verify_seconds(events, rows)
+            verifying = self._verify_seconds(events, ours, rows)
             outcomes = []
             for (request, event, failed), verify_seconds in zip(steps, verifying):
                 share = len(event.drafted) / drafted[event.drafter] if drafted[event.drafter] else \
                     1 / members[event.drafter]
                 if not request.pinned:
                     outcomes.append(Outcome(request.id, event.drafter, event.reach, event.accepted,
-                                            len(event.emitted), share * event.draft_seconds, verify_seconds, rows,
-                                            event.target_seconds, failed))
+                                            len(event.emitted), share * event.draft_seconds, verify_seconds,
+                                            rows if rows == ours else 0, event.target_seconds, failed))
             self._ask("observe", lambda: self.selector.observe(outcomes))
         self._probe([request for request, _, _ in steps if not request.pinned and not request.finished])
 
-    def _verify_seconds(self, events: list[Event], rows: int) -> list[float]:
+    def _verify_seconds(self, events: list[Event], ours: int, rows: int) -> list[float]:
         """Each request's share of the target's pass, without what the prompts in it took, and of accept / reject."""
-        drafted = [len(e.drafted) for e in events]
-        ours, whole = self.cost(len(drafted) + sum(drafted)), self.cost(rows)
-        seconds = events[0].target_seconds * (ours / whole if whole > 0 else 1.0)
-        return [float(s) + events[0].verify_seconds / len(events) for s in shares(drafted, seconds, self.cost)]
+        seconds = self.cost.decoding(ours, rows, events[0].target_seconds)
+        return [float(s) + events[0].verify_seconds / len(events)
+                for s in shares([len(e.drafted) for e in events], seconds, self.cost)]
 
     def _probe(self, requests: list[Request]) -> None:
         """Have drafters read along that the selector wants to know more about."""

@@ -34,6 +34,17 @@ class AffineCost:
             self.sums = [self.keep * old + x for old, x in zip(self.sums, new)]
             self.line = self._fit()
 
+    def decoding(self, ours: int, rows: int, seconds: float) -> float:
+        """Of a pass of ``rows`` that took ``seconds``, what its ``ours`` decoded rows took; the others read prompts.
+
+        Learns from passes without prompts only. So many rows at once are cheaper each, and next to them the difference
+        that a few drafted rows make, which is what counts here, would not show.
+        """
+        if rows == ours:
+            self.learn(rows, seconds)
+            return seconds
+        return min(seconds, self(ours) or seconds * ours / rows)
+
     def _fit(self) -> tuple[float, float]:
         weight, n, nn, t, nt = self.sums
         spread = nn / weight - (n / weight) ** 2

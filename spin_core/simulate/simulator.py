@@ -218,11 +218,10 @@ class _System:
 
     def _observe(self, requests, by_arm, drafted, accepted, draft_seconds, rows: int, seconds: float) -> None:
         """Tell the selector, as the engine does: nobody is charged for the reading of prompts."""
-        self.cost.learn(rows, seconds)
-        ours = seconds * self.cost(len(drafted) + int(drafted.sum())) / self.cost(rows)
-        verify = shares(drafted.tolist(), ours, self.cost).tolist()
+        ours = len(drafted) + int(drafted.sum())
+        verify = shares(drafted.tolist(), self.cost.decoding(ours, rows, seconds), self.cost).tolist()
         self.policy.observe([Outcome(int(requests[b]), name, int(drafted[b]), int(accepted[b]), int(accepted[b]) + 1,
-                                     float(draft_seconds[b]), verify[b], rows, seconds)
+                                     float(draft_seconds[b]), verify[b], rows if rows == ours else 0, seconds)
                              for name, members in by_arm.items() for b in members.tolist()])
 
     def _leave(self, group: _Group) -> None:
