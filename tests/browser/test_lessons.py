@@ -18,6 +18,7 @@ from selenium.webdriver.support.select import Select
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 
 RUN_SECONDS = 400       # for one lesson, however slow the machine; a quick run takes about one minute
+PATIENCE = 90           # seconds for anything else
 READY = """
 window.panel = [...(window.jupyterapp?.shell?.widgets('main') ?? [])].find(widget => widget.context?.isReady);
 return !!window.panel;
@@ -54,11 +55,11 @@ def wait(condition: Callable[[], object], seconds: float, what: str):
 def run(page, lab: Lab, name: str) -> list[dict]:
     """Open a lesson, run all its cells, and return them with their outputs."""
     page.get(lab.address(name))
-    wait(lambda: page.execute_script(READY), 60, "the notebook to open")
+    wait(lambda: page.execute_script(READY), PATIENCE, "the notebook to open")
     page.execute_script(START)
     outcome = wait(lambda: page.execute_script("return window.outcome"), RUN_SECONDS, "all cells to run")
     assert outcome == "done"
-    wait(lambda: page.execute_script(IDLE), 30, "the kernel to be idle")
+    wait(lambda: page.execute_script(IDLE), PATIENCE, "the kernel to be idle")
     return page.execute_script(CELLS)
 
 
@@ -101,10 +102,11 @@ def picture_changes(page, panel: WebElement, name: str, move: Callable[[], None]
         image = panel.find_element(By.CSS_SELECTOR, "img.widget-image")
         return image.get_attribute("src"), page.execute_script(PIXELS, image)
 
-    source, pixels = wait(lambda: (n := now())[1] and n, 10, "the first picture")
+    source, pixels = wait(lambda: (n := now())[1] and n, PATIENCE, "the first picture")
     page.execute_script("arguments[0].scrollIntoView({block: 'center'})", panel)
     move()
-    wait(lambda: (n := now())[1] and n[1] != pixels and n[0] != source, 20, f"{name} to change the picture")
+    wait(lambda: (n := now())[1] and n[1] != pixels and n[0] != source, PATIENCE,
+         f"{name} to change the picture")
 
 
 def test_a_lesson_runs_and_its_widgets_work(notebook: str, lab: Lab, browser, tmp_path: Path):
@@ -117,7 +119,7 @@ def test_a_lesson_runs_and_its_widgets_work(notebook: str, lab: Lab, browser, tm
     browser.save_screenshot(tmp_path / "ran.png")
 
     widgets = sum("application/vnd.jupyter.widget-view+json" in o.get("data", {}) for o in outputs)
-    wait(lambda: len(pictures(browser)) >= widgets, 20, f"the pictures of {widgets} widgets")
+    wait(lambda: len(pictures(browser)) >= widgets, PATIENCE, f"the pictures of {widgets} widgets")
     found = pictures(browser)
     for i, picture in enumerate(found):
         panel = panel_of(picture)
@@ -129,3 +131,4 @@ def test_a_lesson_runs_and_its_widgets_work(notebook: str, lab: Lab, browser, tm
 
     severe = [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
     assert severe == []
+    browser.execute_script("panel.context.sessionContext.shutdown()")      # the next lesson needs the cores
