@@ -256,8 +256,12 @@ def summarise(live: dict[int | str, list[Run]]) -> dict[int | str, dict]:
 
 def ratio(live: dict[int | str, list[Run]], one: int | str, other: int | str) -> float:
     """Median over the turns of one setting's rate over another's."""
-    return statistics.median(a.rate / b.rate for a, b in zip(live[one], live[other]))
+    return statistics.median(_ratios(live, one, other))
+
+
+def _ratios(live: dict[int | str, list[Run]], one: int | str, other: int | str) -> list[float]:
+    return [a.rate / b.rate for a, b in zip(live[one], live[other])]
 
 
 def _turns(live: dict[int | str, list[Run]], one: int | str, other: int | str) -> str:
-    return " ".join(f"{a.rate / b.rate:.2f}" for a, b in zip(live[one], live[other]))
+    return " ".join(f"{value:.2f}" for value in _ratios(live, one, other))

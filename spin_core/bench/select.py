@@ -41,17 +41,16 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> Report:
-    if args.record:
+    if args.record or args.time:
         from spin_core import zoo
-        from spin_core.bench.record import record
+        from spin_core.bench.record import record, timed
 
-        record(zoo.load("smollm2"), args.limit, args.max_new_tokens, args.repeats).save(args.record)
+        family = zoo.load("smollm2")
+    if args.record:
+        record(family, args.limit, args.max_new_tokens, args.repeats).save(args.record)
     recording = Recording.load(args.record or args.recording)
     if args.time:
-        from spin_core import zoo
-        from spin_core.bench.record import timed
-
-        recording = timed(recording, zoo.load("smollm2"), args.repeats)
+        recording = timed(recording, family, args.repeats)
     rows, bars, notes = [], [], [f"{len(recording)} requests, {recording.lengths.sum()} tokens, batch {args.batch}, "
                                  f"{args.seeds} seeds; recorded on {recording.about.get('cpu')}, "
                                  f"{recording.about.get('date')}; +-: 95 % of the mean over the seeds"]

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 from itertools import islice
 from pathlib import Path
-from pydoc_data.topics import topics
 
 from spin_core.bench import Bar, Report
 from spin_core.distill.drafters import LADDER, rung_name
@@ -24,12 +23,12 @@ from spin_core.simulate.spire import ABLATION
 DESCRIPTION = "self-speculation on a sparse cache by window, and the ablation of trained SPIRe drafters"
 WINDOWS = ("3/4", "1/2", "1/4", "1/8", "64")
 GROUPS = ("documents", "joined", "workloads")
-TOPICS = ("specialnames", "compound", "types", "formatstrings", "string-methods", "typesseq")     # the reference's longest
+TOPICS = ("specialnames", "compound", "types", "formatstrings", "string-methods", "typesseq")     # the longest ones
 BAR = 0.9
+LADDER_NOTE = "ladder: tokens per verification at gamma 4 on held-out greedy answers, counted without the engine"
 NOTES = [
-    "ladder: tokens per verification at gamma 4 on held-out greedy answers, counted without the engine",
-    "acceptance: of the drafted tokens that were tested, those before a draft's first rejection and that one, the share "
-    "that held; the bar takes the lower of greedy and sampled (temperature 1)",
+    "acceptance: of the drafted tokens that were tested, those before a draft's first rejection and that one, the "
+    "share that held; the bar takes the lower of greedy and sampled (temperature 1)",
     "joined and workloads are chats: half of a short one leaves its instruction out"]
 
 
@@ -48,8 +47,9 @@ def add_arguments(parser) -> None:
 def run(args) -> Report:
     from spin_core import zoo
 
-    rows = ladder(args.ladder) if args.ladder else []
+    rows, notes = (ladder(args.ladder), [LADDER_NOTE]) if args.ladder else ([], [])
     if args.prompts:
+        notes += NOTES
         family = zoo.load("smollm2", drafters=[], device=args.device)
         greedy = SamplingParams(max_new_tokens=args.max_new_tokens)
         for group in args.texts:
@@ -64,8 +64,7 @@ def run(args) -> Report:
                              "prompt_tokens": round(sum(map(len, prompts)) / len(prompts)), **agreement(engine)})
     half = [row["acceptance"] for row in rows if row.get("window") == "1/2" and row["texts"] == "documents"]
     return Report("spire", rows, [Bar("acceptance of the target's own sparse drafts on long documents, window half the "
-                                      "context", min(half, default=None), f">= {BAR}")],
-                  NOTES[:1] * bool(args.ladder) + NOTES[1:] * bool(args.prompts))
+                                      "context", min(half, default=None), f">= {BAR}")], notes)
 
 
 def agreement(engine: Engine) -> dict:
@@ -92,6 +91,8 @@ def texts(family, group: str, count: int, context: int) -> list[list[int]]:
 def documents(family, count: int, context: int) -> list[list[int]]:
     """The first ``context`` tokens of ``count`` parts of Python's language reference, no two of which overlap: plain
     text, no chat. Raises ValueError where the reference is not long enough."""
+    from pydoc_data.topics import topics        # half a megabyte
+
     found = []
     for topic in TOPICS:
         ids = family.tokenizer(topics[topic])["input_ids"]

@@ -45,8 +45,8 @@ class Survival:
         self.row: dict[int, int] = {}
         self.unused: list[int] = []
         self.books = np.zeros((0, 4, arms))         # per request: failures, expected failures, asked, found
-        self.kappa = np.full(arms, kappa)           # the shrinkage per arm: small where requests differ much
         self.refresh()
+        self._shrink()
 
     def draft(self, requests: Iterable[int], arms: ndarray, drafted: ndarray, accepted: ndarray) -> None:
         """Learn from drafts, one per request: all of a drafted chain up to its first rejection was tested."""
@@ -110,7 +110,7 @@ class Survival:
         if row is not None:
             failures, expected = self.books[row, :2]
             self.spread += np.stack([expected ** 2, (failures - expected) ** 2 - expected], 1)
-            self.kappa = np.clip(self.spread[:, 0] / np.maximum(self.spread[:, 1], 1e-9), .5, 64)
+            self._shrink()
             self.books[row] = 0
             self.unused.append(row)
 
@@ -121,6 +121,10 @@ class Survival:
             self.books = np.concatenate([self.books, np.zeros((max(8, size), *self.books.shape[1:]))])
         self.row[request] = self.unused.pop()
         return self.row[request]
+
+    def _shrink(self) -> None:
+        """``kappa``, the shrinkage per arm: small where requests differ much."""
+        self.kappa = np.clip(self.spread[:, 0] / np.maximum(self.spread[:, 1], 1e-9), .5, 64)
 
     def refresh(self) -> None:
         """``failing [arms, depths]``, the average request's chance to fail there, and ``hazard``; where little was

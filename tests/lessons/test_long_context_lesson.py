@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydoc_data.topics import topics
+
 import pytest
 import tiny
 
@@ -89,7 +91,6 @@ def test_documents_are_plain_text_that_does_not_overlap():
 
     parts = lesson.bench.documents(Family(), 9, 1000)
     assert all(len(part) == 1000 for part in parts) and len(set(map(tuple, parts))) == 9
-    topics = lesson.bench.topics
     assert all(any("".join(part) in topics[name] for name in lesson.bench.TOPICS) for part in parts)
     assert {"".join(part) for part in parts} >= {topics[name][:1000] for name in lesson.bench.TOPICS}
     with pytest.raises(ValueError, match="documents of 50000 tokens, not 9"):

@@ -51,7 +51,7 @@ def assert_sound(run, rec, batch: int, kv_tokens: int | None = None) -> None:
         assert (s["start"][mine][1:] >= s["end"][mine][:-1] - 1e-12).all()
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), policy=st.sampled_from(POLICIES), batch=st.integers(1, 9),
        strategy=st.sampled_from(("padded", "decomposed")), shared=st.booleans(), seed=st.integers(0, 99))
 def test_conservation(data, policy, batch, strategy, shared, seed):
@@ -70,7 +70,7 @@ def test_conservation(data, policy, batch, strategy, shared, seed):
     assert all(accepted <= drafted for *_, drafted, accepted in run.events)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(policy=st.sampled_from(("68M", "1.4B", "none")), groups=st.integers(1, 6), shared=st.booleans(),
        seed=st.integers(0, 99))
 def test_pipelining_only_ever_hides_work(policy, groups, shared, seed):
@@ -137,12 +137,12 @@ def test_decomposition_saves_keys_and_time():
     assert pieces.seconds < padded.seconds
 
 
-def test_load_300_requests_over_time_none_lost():
+def test_load_500_requests_over_time_none_lost():
     rng = np.random.default_rng(0)
     short = np.flatnonzero(MIX.lengths < 80)
-    rec = MIX.take(rng.choice(short, 300))
+    rec = MIX.take(rng.choice(short, 500))
     kv = int(1.5 * (rec.prompts + rec.lengths).max())
-    for arrivals in (poisson(300, 20.0, rng), bursty(300, 20.0, 25.0, rng)):
+    for arrivals in (poisson(500, 20.0, rng), bursty(500, 20.0, 25.0, rng)):
         run = simulate(rec, COSTS["decomposed", False], policy_of("spin"), batch=8, micro_batches=2, arrivals=arrivals,
                        kv_tokens=kv)
         assert_sound(run, rec, 8, kv)

@@ -259,7 +259,7 @@ def p_value(outputs: Tensor, law: Tensor) -> float:
     return stats.chisquare(seen[law > 0].numpy(), (law[law > 0] / law.sum() * len(outputs)).numpy()).pvalue
 
 
-VOCAB, LENGTH, REQUESTS = 4, 3, 40_000
+VOCAB, LENGTH, REQUESTS = 4, 3, 100_000
 
 
 def chi_square(params: SamplingParams, kind: str, ids=None, reported=None) -> float:
@@ -300,7 +300,7 @@ def test_chi_square_catches_noise_used_twice(monkeypatch):
 def test_each_request_of_a_mixed_batch_follows_its_own_law():
     p_logits, q_logits = table(VOCAB, LENGTH, seed=6), table(VOCAB, LENGTH, seed=7)
     names = list(PARAMS)
-    params = [PARAMS[names[i % len(names)]].with_(seed=i // len(names)) for i in range(8_000 * len(names))]
+    params = [PARAMS[names[i % len(names)]].with_(seed=i // len(names)) for i in range(25_000 * len(names))]
     outputs = speculate(p_logits.float(), q_logits.float(), params, LENGTH, "mixed")
     for i, name in enumerate(names):
         law = continuations(target_law(p_logits, PARAMS[name]), LENGTH)[0][0]

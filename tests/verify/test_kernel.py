@@ -98,7 +98,7 @@ def mixed_params(batch: int, filters: bool = True) -> list[SamplingParams]:
 
 
 @pytest.mark.parametrize("vocab, batch, dtype, sizes", [
-    (111, 1, torch.float32, {}), (111, 7, torch.bfloat16, SMALL), (111, 12, torch.float16, {}),
+    (111, 1, torch.float32, {}), (111, 7, torch.bfloat16, SMALL), (111, 64, torch.float16, {}),
     (111, 99, torch.float32, dict(drawn=128)), (4097, 7, torch.float16, dict(block=1024, tiles=2)),
     (4097, 7, torch.bfloat16, {}), (32000, 3, torch.bfloat16, WIDE), (49152, 3, torch.float32, {}),
     (49152, 2, torch.float16, WIDE), (128256, 1, torch.float32, WIDE), (128256, 3, torch.bfloat16, WIDE)])
@@ -409,7 +409,7 @@ def p_values(draws: int, device: str) -> tuple[float, float]:
 
 
 def test_draws_follow_the_law(device):
-    follows, wrong = p_values(48 if device == "cpu" else 200_000, device)
+    follows, wrong = p_values(70 if device == "cpu" else 200_000, device)
     assert follows > 1e-4 and wrong < 1e-10
 
 

@@ -42,7 +42,7 @@ def test_what_the_rules_accept():
 weights = st.lists(st.sampled_from([0.0, 0.0, 0.01, 0.2, 0.5, 1.0]), min_size=6, max_size=6)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(weights.filter(any), weights.filter(lambda w: sum(x > 0 for x in w) >= COUNT), st.sampled_from([*LOSSLESS]))
 def test_lossless_for_any_laws(p, q, name):
     """Zeros, and laws that share nothing or everything, included."""
@@ -76,7 +76,7 @@ def test_what_cannot_be_lossless_is_refused():
 # ---- verdicts
 
 @given(params_list, st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_chain_is_a_tree(params, data):
     """Draw by draw the verdict of verify_chain: ragged, greedy and sampling, filters, subsets, bad rows."""
     counts = [data.draw(st.integers(0, 4)) for _ in params]
@@ -126,7 +126,7 @@ def test_shapes_that_do_not_fit_are_refused():
 
 
 # A binary tree of depth two over a table of logits: node 0 the committed text, node 1 + v behind token v.
-VOCAB, REQUESTS = 4, 3000
+VOCAB, REQUESTS = 4, 8000
 
 
 def two_tokens(way: str, mistake: bool = False) -> float:

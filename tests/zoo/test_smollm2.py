@@ -57,7 +57,7 @@ def test_weights_are_the_gguf_files(smollm2):
     body = smollm2.target.model
     assert torch.equal(body.embed_tokens.weight, weight("token_embd.weight"))
     assert torch.equal(body.norm.weight, weight("output_norm.weight"))
-    for number in (0, 29):
+    for number in (0, 17, 29):
         layer = body.layers[number]
         assert torch.equal(layer.mlp.down_proj.weight, weight(f"blk.{number}.ffn_down.weight"))
         assert torch.equal(layer.self_attn.v_proj.weight, weight(f"blk.{number}.attn_v.weight"))
@@ -91,12 +91,15 @@ def test_shipped_drafters_agree_with_the_target(smollm2):
         assert agreement > 0.25, (drafter.name, agreement)
 
 
-def test_a_load_costs_little():
-    """Weights that are made and then overwritten, or converted anew, would show. The processor's seconds: the machine
-    may have other work."""
-    before = time.process_time()
-    zoo.load("smollm2")
-    assert time.process_time() - before < 5
+def test_loads_in_under_three_seconds(smollm2):
+    """Weights that are made and then overwritten, or converted anew, would show. The processor's seconds, the best of
+    three: the machine may have other work."""
+    seconds = []
+    for _ in range(3):
+        before = time.process_time()
+        zoo.load("smollm2")
+        seconds.append(time.process_time() - before)
+    assert min(seconds) < 3, seconds
 
 
 def test_one_wrong_bit_in_the_real_weights_is_found(smollm2, tmp_path):
