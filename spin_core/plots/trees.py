@@ -103,11 +103,13 @@ def _leaves_first(parents: Sequence[int]) -> list[int]:
 
 
 @styled
-def trials(found: Sequence["Trial"], shown: int | None = None) -> Figure:
+def trials(found: Sequence["Trial"], shown: int | None = None, title: str = "") -> Figure:
     """The first ``shown`` tests at one node (None: those there are): p as left, the q of the child, its fate."""
     shown = len(found) if shown is None else shown
     tokens = np.arange(len(found[0].p))
-    figure = Figure(figsize=(WIDTH, 3.1), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 3.4 if title else 3.1), layout="constrained")
+    if title:
+        figure.suptitle(title, fontsize=11)
     for number, axes in enumerate(figure.subplots(1, 4, sharey=True)):
         axes.grid(False, axis="x")
         if number >= min(shown, len(found)):
