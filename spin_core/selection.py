@@ -188,23 +188,19 @@ class Selection:
             ours = len(events) + sum(len(e.drafted) for e in events)
             drafted = Counter(e.drafter for e in events for _ in e.drafted)
             members = Counter(e.drafter for e in events)
-            verifying = self._verify_seconds(events, ours, rows)
+            plain, extra = shares([len(e.drafted) for e in events],
+                                  self.cost.decoding(ours, rows, events[0].target_seconds), self.cost)
+            judging = events[0].verify_seconds / len(events)
             outcomes = []
-            for (request, event, failed), verify_seconds in zip(steps, verifying):
+            for (request, event, failed), own in zip(steps, extra.tolist()):
                 share = len(event.drafted) / drafted[event.drafter] if drafted[event.drafter] else \
                     1 / members[event.drafter]
                 if not request.pinned:
                     outcomes.append(Outcome(request.id, event.drafter, event.reach, event.accepted,
-                                            len(event.emitted), share * event.draft_seconds, verify_seconds,
-                                            rows if rows == ours else 0, event.target_seconds, failed))
+                                            len(event.emitted), share * event.draft_seconds, plain + own + judging,
+                                            rows if rows == ours else 0, event.target_seconds, plain + judging, failed))
             self._ask("observe", lambda: self.selector.observe(outcomes))
         self._probe([request for request, _, _ in steps if not request.pinned and not request.finished])
-
-    def _verify_seconds(self, events: list[Event], ours: int, rows: int) -> list[float]:
-        """Each request's share of the target's pass, without what the prompts in it took, and of accept / reject."""
-        seconds = self.cost.decoding(ours, rows, events[0].target_seconds)
-        return [float(s) + events[0].verify_seconds / len(events)
-                for s in shares([len(e.drafted) for e in events], seconds, self.cost)]
 
     def _probe(self, requests: list[Request]) -> None:
         """Have drafters read along that the selector wants to know more about."""

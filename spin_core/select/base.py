@@ -62,7 +62,9 @@ class Outcome(NamedTuple):
     request's share of its drafter's pass and ``verify_seconds`` its share of the target's: how seconds of a shared
     pass are split is :func:`spin_core.select.costs.shares`. ``rows``: rows that the whole target pass had, 0
     where chunks of prompts were among them, and ``target_seconds`` what the pass took as a whole; from both a
-    selector may learn what a row more costs. ``failed``: the request or its drafter failed; nothing is learned from it.
+    selector may learn what a row more costs. ``plain_seconds``: of ``verify_seconds``, what the request would have
+    taken without a draft; 0 where that is not known. ``failed``: the request or its drafter failed; nothing is learned
+    from it.
     """
 
     request: int
@@ -74,6 +76,7 @@ class Outcome(NamedTuple):
     verify_seconds: float
     rows: int = 0
     target_seconds: float = 0.0
+    plain_seconds: float = 0.0
     failed: bool = False
 
     @property

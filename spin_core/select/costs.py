@@ -59,8 +59,9 @@ class AffineCost:
         return fixed + slope * rows
 
 
-def shares(drafted: Sequence[int], seconds: float, cost: AffineCost | None = None) -> ndarray:
-    """Each request's part of a target pass of ``seconds`` over one row each and their ``drafted`` rows, ``[B]``.
+def shares(drafted: Sequence[int], seconds: float, cost: AffineCost | None = None) -> tuple[float, ndarray]:
+    """Each request's part of a target pass of ``seconds`` over one row each and their ``drafted`` rows: what everybody
+    pays, drafts or not, and what each pays for its draft, ``[B]``.
 
     What the pass would take without drafts, by ``cost``, is split evenly; the rest by drafted tokens. Without a
     cost that has learned something, everything is split evenly.
@@ -68,7 +69,7 @@ def shares(drafted: Sequence[int], seconds: float, cost: AffineCost | None = Non
     drafted, count = np.asarray(drafted, float), len(drafted)
     total = drafted.sum()
     if count == 0:
-        return np.zeros(0)
+        return 0.0, np.zeros(0)
     whole = cost(count + total) if cost is not None and total else 0.0
     extra = seconds * (whole - cost(count)) / whole if whole > 0 else 0.0
-    return np.full(count, (seconds - extra) / count) + (extra * drafted / total if total else 0.0)
+    return float(seconds - extra) / count, extra * drafted / max(total, 1)

@@ -8,10 +8,18 @@ import numpy as np
 from numpy import ndarray
 
 from spin_core.select.base import Outcome
+from spin_core.select.costs import AffineCost
 
 
 class Ledger:
-    """Steps, emitted tokens and seconds per request and arm, ``[rows, arms]``; a request keeps its row until it leaves.
+    """Steps, emitted tokens and own seconds per request and arm, ``[rows, arms]``; a request keeps its row until it
+    leaves.
+
+    A step's seconds are of two kinds. Its own ones the draft has caused: those of drafting, and of the rows that it
+    adds to the target's pass. The others, an equal part of what the target's pass takes anyway, depend only on how
+    many requests share it, so an arm tried in a small batch would look dear beside one tried in a large one. They are
+    left out of the books and counted as what they are for the present batch. ``plain`` learns that: what a pass
+    without drafts takes, by the number of requests.
 
     A rate is a ratio of sums, tokens over seconds: the mean of ratios would count a short step as much as a long one.
     What the arm ``common`` (no speculation) brings does not depend on the request: all requests share its books.
@@ -19,45 +27,56 @@ class Ledger:
 
     def __init__(self, arms: int, common: int) -> None:
         self.common = common
-        self.common_sums = np.zeros(2)      # tokens, seconds
+        self.common_sums = np.zeros(3)      # steps, tokens, own seconds
+        self.plain = AffineCost()
         self.row: dict[int, int] = {}
         self.free: list[int] = []
-        self.steps, self.tokens, self.seconds = (np.zeros((0, arms)) for _ in range(3))
+        self.steps, self.tokens, self.own = (np.zeros((0, arms)) for _ in range(3))
 
     def rows(self, requests: Iterable[int]) -> ndarray:
         """The rows of these requests; unknown ones get a row of zeros."""
         return np.fromiter((self.row[r] if r in self.row else self._open(r) for r in requests), int)
 
     def add(self, outcomes: Sequence[Outcome], arms: ndarray) -> tuple[ndarray, ndarray, ndarray]:
-        """Write down a step; returns its rows, tokens and seconds, one each per outcome."""
-        rows = self.rows(o.request for o in outcomes)
+        """Write down a step; returns its rows, tokens and own seconds, one each per outcome."""
+        rows, count = self.rows(o.request for o in outcomes), len(outcomes)
         tokens = np.array([o.emitted for o in outcomes], float)
-        seconds = np.array([o.draft_seconds + o.verify_seconds for o in outcomes])
+        own = np.array([o.draft_seconds + o.verify_seconds - o.plain_seconds for o in outcomes])
+        self.plain.learn(count, sum(o.plain_seconds for o in outcomes))
         self.steps[rows, arms] += 1
         self.tokens[rows, arms] += tokens
-        self.seconds[rows, arms] += seconds
-        self.common_sums += (tokens[arms == self.common].sum(), seconds[arms == self.common].sum())
-        return rows, tokens, seconds
+        self.own[rows, arms] += own
+        shared = arms == self.common
+        self.common_sums += shared.sum(), tokens[shared].sum(), own[shared].sum()
+        return rows, tokens, own
 
     def rates(self, rows: ndarray, unknown: float | ndarray = np.inf) -> ndarray:
-        """Tokens per second, ``[B, arms]``; ``unknown`` where an arm was not tried."""
-        tokens, seconds = self.tokens[rows], self.seconds[rows]
-        rates = np.where(seconds > 0, tokens / np.where(seconds > 0, seconds, 1), unknown)
+        """Tokens per second in a batch of as many requests as ``rows``, ``[B, arms]``; ``unknown`` where an arm was not
+        tried."""
+        seconds = self.seconds(rows)
+        rates = np.where(seconds > 0, self.tokens[rows] / np.where(seconds > 0, seconds, 1), unknown)
         if self.common >= 0:
-            rates[:, self.common] = self.common_rate
+            rates[:, self.common] = self.common_rate(len(rows))
         return rates
 
-    @property
-    def common_rate(self) -> float:
+    def seconds(self, rows: ndarray) -> ndarray:
+        """What the steps in the books would have taken in a batch of as many requests as ``rows``, ``[B, arms]``."""
+        return self.own[rows] + self.steps[rows] * self.share(len(rows))
+
+    def share(self, count: int) -> float:
+        """A request's part, in seconds, of a pass without drafts that ``count`` requests share."""
+        return self.plain(count) / max(1, count)
+
+    def common_rate(self, count: int) -> float:
         """Tokens per second of the arm that all share; infinite before its first step."""
-        tokens, seconds = self.common_sums
-        return tokens / seconds if seconds > 0 else np.inf
+        steps, tokens, own = self.common_sums
+        return tokens / (own + steps * self.share(count)) if steps else np.inf
 
     def close(self, request: int) -> None:
         """Forget a request."""
         row = self.row.pop(request, None)
         if row is not None:
-            for table in (self.steps, self.tokens, self.seconds):
+            for table in (self.steps, self.tokens, self.own):
                 table[row] = 0
             self.free.append(row)
 
@@ -65,8 +84,8 @@ class Ledger:
         if not self.free:
             size = len(self.steps)
             more = max(8, size)
-            self.steps, self.tokens, self.seconds = (
-                np.vstack([t, np.zeros((more, t.shape[1]))]) for t in (self.steps, self.tokens, self.seconds))
+            self.steps, self.tokens, self.own = (
+                np.vstack([t, np.zeros((more, t.shape[1]))]) for t in (self.steps, self.tokens, self.own))
             self.free = list(range(size, size + more))[::-1]
         self.row[request] = self.free.pop()
         return self.row[request]

@@ -150,11 +150,12 @@ class _Run:
         rows = len(seated) + sum(drafted)
         target = self.table["target"][rows]
         self.cost.learn(rows, target)
-        verify = shares(drafted, target, self.cost)
+        plain, own = shares(drafted, target, self.cost)
+        verify = (plain + own).tolist()
         outcomes = []
         for b, s in enumerate(seated):
             outcomes.append(Outcome(s.request, self.arms[arms[b]], drafted[b], accepted[b], accepted[b] + 1,
-                                    draft_seconds[b], verify[b], rows, target))
+                                    draft_seconds[b], verify[b], rows, target, plain))
         positions = [s.done for s in seated]
         for b, s in enumerate(seated):
             s.before = s.prompt + s.done
@@ -163,7 +164,7 @@ class _Run:
         self._ask(self.selector.observe, outcomes)
         self._read_along(seated, extra)
         self.log += zip([step] * len(seated), [s.request for s in seated], arms, positions, drafted, accepted,
-                        [d + v + x for d, v, x in zip(draft_seconds, verify.tolist(), extra)])
+                        [d + v + x for d, v, x in zip(draft_seconds, verify, extra)])
         self.step_seconds.append(target + sum(draft_seconds) + sum(extra))
 
     def _draft(self, name, members, seated, drafted, draft_seconds, extra) -> None:

@@ -33,7 +33,7 @@ class Spin(Greedy):
         if prior < 0 or memory <= 0:
             raise ValueError(f"spin: prior must not be negative and memory positive; got {prior} and {memory}")
         self.epochs, self.prior, self.keep = Epochs(explore, first, growth), prior, np.exp(-1 / memory)
-        self.totals = np.zeros((3, len(self.arms)))     # steps, tokens and seconds of all requests
+        self.totals = np.zeros((3, len(self.arms)))     # steps, tokens and own seconds of all requests
 
     def rates(self, seats: Sequence[Seat]) -> ndarray:
         rows = self.ledger.rows(s.request for s in seats)
@@ -41,9 +41,10 @@ class Spin(Greedy):
             return self.ledger.rates(rows)
         share = self.prior / np.maximum(self.totals[0], 1)
         tokens = self.ledger.tokens[rows] + share * self.totals[1]
-        seconds = self.ledger.seconds[rows] + share * self.totals[2]
+        plain = self.ledger.share(len(rows))
+        seconds = self.ledger.seconds(rows) + share * (self.totals[2] + self.totals[0] * plain)
         rates = np.where(seconds > 0, tokens / np.where(seconds > 0, seconds, 1), np.inf)
-        rates[:, self.none] = self.ledger.common_rate
+        rates[:, self.none] = self.ledger.common_rate(len(rows))
         return rates
 
     def weights(self, seats: Sequence[Seat]) -> ndarray:
@@ -55,9 +56,9 @@ class Spin(Greedy):
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         arms = self.arms_of(outcomes)
-        _, tokens, seconds = self.ledger.add(outcomes, arms)
+        _, tokens, own = self.ledger.add(outcomes, arms)
         self.totals *= self.keep ** np.bincount(arms, minlength=len(self.arms))
-        for total, values in zip(self.totals, (np.ones(len(arms)), tokens, seconds)):
+        for total, values in zip(self.totals, (np.ones(len(arms)), tokens, own)):
             np.add.at(total, arms, values)
 
     def describe(self) -> str:

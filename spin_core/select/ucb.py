@@ -32,7 +32,7 @@ class UCB(Greedy):
         rows = self.ledger.rows(s.request for s in seats)
         rates, n = self.ledger.rates(rows), self.ledger.steps[rows]
         t, tried = np.maximum(1, n.sum(1, keepdims=True)), np.maximum(n, 1)
-        per_step = tried / np.where(n > 0, self.ledger.seconds[rows], 1)
+        per_step = tried / np.where(n > 0, self.ledger.seconds(rows), 1)
         spread = np.sqrt((1 + tried) / tried ** 2 * (1 + 2 * np.log(len(self.arms) * t ** 2 * np.sqrt(1 + tried))))
         radius = np.where(n > 0, self.scale * self.gamma / 2 * per_step * spread, 0)
         return untried_first(rates + radius, self.rng)

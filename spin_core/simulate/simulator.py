@@ -219,9 +219,10 @@ class _System:
     def _observe(self, requests, by_arm, drafted, accepted, draft_seconds, rows: int, seconds: float) -> None:
         """Tell the selector, as the engine does: nobody is charged for the reading of prompts."""
         ours = len(drafted) + int(drafted.sum())
-        verify = shares(drafted.tolist(), self.cost.decoding(ours, rows, seconds), self.cost).tolist()
+        plain, own = shares(drafted.tolist(), self.cost.decoding(ours, rows, seconds), self.cost)
+        verify = (plain + own).tolist()
         self.policy.observe([Outcome(int(requests[b]), name, int(drafted[b]), int(accepted[b]), int(accepted[b]) + 1,
-                                     float(draft_seconds[b]), verify[b], rows if rows == ours else 0, seconds)
+                                     float(draft_seconds[b]), verify[b], rows if rows == ours else 0, seconds, plain)
                              for name, members in by_arm.items() for b in members.tolist()])
 
     def _leave(self, group: _Group) -> None:

@@ -22,7 +22,7 @@ def build(policy: str, **options):
 def outcome(request: int, choice: Choice, seconds: float = 0.01, failed: bool = False, accepted: int = 1) -> Outcome:
     accepted = min(accepted, choice.gamma)
     return Outcome(request, choice.drafter, choice.gamma, accepted, accepted + 1, seconds * choice.gamma, seconds,
-                   8, 8 * seconds, failed)
+                   8, 8 * seconds, failed=failed)
 
 
 def serve(selector, steps: int, batch: int = 4, capacities=None, **more) -> list[dict[int, Choice]]:

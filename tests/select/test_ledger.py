@@ -1,0 +1,55 @@
+"""The books of most policies: a rate is that of the present batch, in whatever batch the arm was tried."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from spin_core.select import NONE, Outcome, Seat, make
+from spin_core.select.costs import AffineCost, shares
+from spin_core.select.ledger import Ledger
+
+FIXED, SLOPE = 0.06, 0.005          # seconds: the target's pass over n rows takes FIXED + SLOPE n
+steps = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=12)
+
+
+def taught() -> AffineCost:
+    cost = AffineCost()
+    for rows in (1, 2, 40):
+        cost.learn(rows, FIXED + SLOPE * rows)
+    return cost
+
+
+def outcomes(count: int, drafted: int, accepted: int, name: str = "a") -> list[Outcome]:
+    """A step of ``count`` requests, of which request 0 drafts."""
+    rows = count + drafted
+    plain, own = shares([drafted] + [0] * (count - 1), FIXED + SLOPE * rows, taught())
+    return [Outcome(r, NONE if r else name, 0 if r else drafted, 0 if r else accepted, 1 if r else accepted + 1,
+                    0.0 if r else 0.001 * drafted, plain + float(own[r]), rows, FIXED + SLOPE * rows, plain)
+            for r in range(count)]
+
+
+@given(steps, st.integers(1, 9))
+def test_rates_are_those_of_the_present_batch(tried, now):
+    ledger = Ledger(2, 1)
+    for count in (1, 9):                # so that both parameters of the plain pass are known
+        ledger.add(outcomes(count, 0, 0, NONE), np.ones(count, int))
+    tokens = seconds = 0.0
+    for count, drafted, accepted in tried:
+        accepted = min(accepted, drafted)
+        ledger.add(outcomes(count, drafted, accepted), np.array([0] + [1] * (count - 1)))
+        tokens += accepted + 1
+        seconds += (FIXED + SLOPE * now) / now + (SLOPE + 0.001) * drafted      # had the batch been of today's size
+    rates = ledger.rates(ledger.rows(range(now)))
+    assert rates[0] == pytest.approx([tokens / seconds, now / (FIXED + SLOPE * now)], rel=1e-6)
+
+
+def test_an_arm_tried_alone_is_not_taken_for_a_slow_one():
+    """Request 0 tries "b" while it is alone, and the batch has "a" when it is full; b brings more in any batch."""
+    selector = make("spin", ["a", "b"], explore=0, prior=0.0)
+    seats = [Seat(r, 9, 20, 8) for r in range(9)]
+    for _ in range(3):
+        selector.observe(outcomes(9, 2, 1, "a"))
+        selector.observe(outcomes(1, 2, 2, "b"))
+    assert selector.assign(seats)[0].drafter == "b"
