@@ -21,6 +21,8 @@ def test_everybody_serves_the_same_texts(report):
     assert names == ["none", *(a for a in ("near", "ngram", "ngram+near") for _ in range(2)), "policy spin",
                      "policy spin-full", "policy spin-full, waiting"]
     assert all(row["same_text"] == 1 and row["tokens_per_s"] > 0 for row in report.rows)
+    rounds = [row["rounds"] for row in report.rows]
+    assert rounds[0] == 2 and sorted(rounds[1:7]) == [1, 1, 1, 2, 2, 2] and rounds[7:] == [2, 2, 2]
     assert report.rows[0]["vs_plain"] == 1 and max(r["vs_best_fixed"] for r in report.rows[:7]) >= 1
     assert report.rows[0]["tokens_per_verification"] == 1
 

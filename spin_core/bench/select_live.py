@@ -2,7 +2,8 @@
 
 All contenders answer the same prompts greedily. Rates are emitted tokens per second; ratios are taken within a round
 and their medians shown, so that slow minutes of the machine hit everybody. The best fixed drafter is the best of all
-drafters and draft lengths in hindsight. Policies serve as a service would: what they learn in one round they keep.
+drafters and draft lengths in hindsight: after one round all but the fastest few stand back, which leaves time for more
+rounds between those that are close. Policies serve as a service would: what they learn in one round they keep.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def add_arguments(parser) -> None:
                         help="draft lengths of fixed drafters (default 2 4)")
     parser.add_argument("--arms", nargs="+", help="the pool (default: all drafters, ngram, and ngram with the first)")
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), help="(default spin spin-full)")
-    parser.add_argument("--repeats", type=int, default=3, help="rounds after the warm-up (default 3)")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds after the warm-up (default 5)")
+    parser.add_argument("--finalists", type=int, default=3,
+                        help="fixed drafters that serve in more than one round (default 3)")
     parser.add_argument("--workload", default="mix")
     parser.add_argument("--device", default="cpu")
 
@@ -77,7 +80,7 @@ def run(args) -> Report:
     family = zoo.load("smollm2", device=args.device)
     prompts = [family.encode(p.messages) for p in load_workload(args.workload, "test", limit=args.prompts)]
     report = race(family, prompts, args.arms or pool(family), args.policies, args.gammas, args.batch, args.repeats,
-                  args.max_new_tokens)
+                  args.max_new_tokens, args.finalists)
     report.notes.append(f"{len(prompts)} prompts of {args.workload}, {min(map(len, prompts))} to "
                         f"{max(map(len, prompts))} tokens, max_new_tokens {args.max_new_tokens}, batch {args.batch}")
     return report
@@ -89,8 +92,9 @@ def pool(family) -> list[str]:
 
 
 def race(family, prompts: list[list[int]], arms: list[str], policies: list[str], gammas: list[int], batch: int,
-         repeats: int, max_new_tokens: int) -> Report:
-    """Warm-up and rounds: every contender serves ``prompts`` in each."""
+         repeats: int, max_new_tokens: int, finalists: int = 3) -> Report:
+    """Warm-up and rounds: every contender serves ``prompts`` in the first, then plain decoding, the ``finalists``
+    fastest fixed drafters and the policies."""
     params = SamplingParams(max_new_tokens=max_new_tokens)
     size = {"max_batch": batch, "max_len": max(map(len, prompts)) + max_new_tokens}
 
@@ -109,20 +113,25 @@ def race(family, prompts: list[list[int]], arms: list[str], policies: list[str],
             chosen.append(Contender(name if fast else f"{name}, waiting", None, engine))
             chosen[-1].serve(prompts, params)
     everyone = fixed + chosen
+    racing = everyone
     for _ in range(repeats):
-        for contender in everyone:
+        for contender in racing:
             contender.serve(prompts, params)
+        if racing is everyone:
+            drafting = sorted(fixed[1:], key=lambda c: c.warm_up + c.rates[0], reverse=True)
+            racing = [fixed[0], *drafting[:finalists], *chosen]
     return summarise(everyone, lengths)
 
 
 def summarise(everyone: list[Contender], lengths: dict[str, int]) -> Report:
     """One row per contender, and the bars."""
-    best = max((c for c in everyone if c.fixed), key=lambda c: statistics.median(c.rates))
+    rounds = len(everyone[0].rates)
+    best = max((c for c in everyone if c.fixed and len(c.rates) == rounds), key=lambda c: statistics.median(c.rates))
     rows = []
     for c in everyone:
         whole, steps = sum(c.seconds.values()), sum(c.drafters.values())
         rows.append({
-            "contender": c.name if c.fixed else f"policy {c.name}", "gamma": c.gamma,
+            "contender": c.name if c.fixed else f"policy {c.name}", "gamma": c.gamma, "rounds": len(c.rates),
             "tokens_per_s": statistics.median(c.rates), "vs_best_fixed": ratio(c, best),
             "vs_plain": ratio(c, everyone[0]),
             "tokens_per_verification": c.counts["emitted"] / steps,

@@ -21,7 +21,7 @@ class AffineCost:
     is taken to be all fixed cost, ``a``; a slope below zero is noise and counts as none.
     """
 
-    def __init__(self, memory: float = 200.0) -> None:
+    def __init__(self, memory: float = 1000.0) -> None:
         self.keep = math.exp(-1 / memory)
         self.sums = [0.0] * 5           # of 1, n, n^2, t, n t
         self.line = 0.0, 0.0            # (a, b); zeros before the first pass
