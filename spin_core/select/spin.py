@@ -7,6 +7,8 @@ the drafters' places. Our choices, where we know of nothing said, are justified 
 * a slot is a step of the server. Epoch j explores ``explore`` slots and exploits ``first * growth^j``: with growth
   above 1 the number of explored slots grows as log T, and so may the regret;
 * an explored slot takes drafters in random order, those that a request has tried least before the others;
+* a rate is that of the present batch: what a step costs beside its draft, drafts or not, is counted as what it is now
+  (:class:`spin_core.select.ledger.Ledger`);
 * nothing is known in advance. A new request counts on what all requests before it have had from each drafter, as if it
   had seen ``prior`` steps of it, and leaves that behind as it is served.
 """
