@@ -1,7 +1,7 @@
-"""Selection live: policies against every fixed drafter, served by the engine on this machine, interleaved repeats.
+"""Selection live: policies against every fixed drafter, served by the engine on this machine, in turns of a few steps.
 
-All contenders answer the same prompts greedily. Rates are emitted tokens per second; ratios are taken within a round
-and their medians shown, so that slow minutes of the machine hit everybody. The best fixed drafter is the best of all
+All contenders answer the same prompts greedily. Rates are emitted tokens per second of their own turns: a slow moment
+of the machine hits everybody. Ratios are taken within a round, and their medians shown. The best fixed drafter is the best of all
 drafters and draft lengths in hindsight: after one round all but the fastest few stand back, which leaves time for more
 rounds between those that are close. Policies serve as a service would: what they learn in one round they keep.
 """
@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 
 from spin_core.bench import Bar, Report
 from spin_core.engine import Engine
-from spin_core.request import SamplingParams
+from spin_core.request import Request, SamplingParams
 from spin_core.select import make
 
 DESCRIPTION = "live goodput of selection policies against every fixed drafter, and what selecting costs"
 POLICIES = ("spin", "spin-full")
+TURN = 8        # steps before the next contender goes on: about a second
 
 
 def add_arguments(parser) -> None:
@@ -30,7 +31,7 @@ def add_arguments(parser) -> None:
                         help="draft lengths of fixed drafters (default 2 4)")
     parser.add_argument("--arms", nargs="+", help="the pool (default: all drafters, ngram, and ngram with the first)")
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), help="(default spin spin-full)")
-    parser.add_argument("--repeats", type=int, default=5, help="rounds after the warm-up (default 5)")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds after the warm-up (default 3)")
     parser.add_argument("--finalists", type=int, default=3,
                         help="fixed drafters that serve in more than one round (default 3)")
     parser.add_argument("--workload", default="mix")
@@ -55,12 +56,18 @@ class Contender:
     def fixed(self) -> bool:
         return self.engine.selection is None
 
-    def serve(self, prompts: list[list[int]], params: SamplingParams) -> None:
-        """One round."""
-        self.engine.trace = type(self.engine.trace)()
+    def turn(self, requests: list[Request]) -> float:
+        """Serve for a few steps; the seconds that took."""
         start = time.perf_counter()
-        requests = self.engine.generate(prompts, params)
-        rate = sum(len(r.output_ids) for r in requests) / (time.perf_counter() - start)
+        for _ in range(TURN):
+            if all(r.finished for r in requests):
+                break
+            self.engine.step()
+        return time.perf_counter() - start
+
+    def book(self, requests: list[Request], seconds: float) -> None:
+        """Write down a round; the first is the warm-up."""
+        rate = sum(len(r.output_ids) for r in requests) / seconds
         self.texts = [r.output_ids for r in requests]
         if not self.warm_up:
             self.warm_up = rate
@@ -71,6 +78,19 @@ class Contender:
         self.counts.update({k: metrics[k] for k in ("drafted", "accepted", "emitted", "catch_up_tokens",
                                                     "catch_up_seconds")})
         self.drafters.update(e.drafter for e in self.engine.trace.events if e.kind == "step" and e.emitted)
+
+
+def serve(contenders: list[Contender], prompts: list[list[int]], params: SamplingParams) -> None:
+    """One round: everybody serves all prompts, in turns."""
+    for c in contenders:
+        c.engine.trace = type(c.engine.trace)()
+    work = [[c.engine.submit(prompt, params) for prompt in prompts] for c in contenders]
+    seconds = [0.0] * len(contenders)
+    while not all(r.finished for requests in work for r in requests):
+        for i, c in enumerate(contenders):
+            seconds[i] += c.turn(work[i])
+    for c, requests, taken in zip(contenders, work, seconds):
+        c.book(requests, taken)
 
 
 def run(args) -> Report:
@@ -100,8 +120,7 @@ def race(family, prompts: list[list[int]], arms: list[str], policies: list[str],
 
     fixed = [Contender("none", None, Engine(family, "none", 0, **size))]
     fixed += [Contender(arm, gamma, Engine(family, arm, gamma, **size)) for arm in arms for gamma in gammas]
-    for contender in fixed:
-        contender.serve(prompts, params)
+    serve(fixed, prompts, params)
     # a policy with one draft length per drafter gets the one that served best in the warm-up
     lengths = {arm: max((c for c in fixed if c.name == arm), key=lambda c: c.warm_up).gamma for arm in arms}
     chosen = []
@@ -111,12 +130,11 @@ def race(family, prompts: list[list[int]], arms: list[str], policies: list[str],
             selector = make(name, arms) if name == "spin-full" else make(name, arms, gamma=lengths)
             engine = Engine(family, selector=selector, pipeline="off", fast_switching=fast, **size)
             chosen.append(Contender(name if fast else f"{name}, waiting", None, engine))
-            chosen[-1].serve(prompts, params)
+    serve(chosen, prompts, params)
     everyone = fixed + chosen
     racing = everyone
     for _ in range(repeats):
-        for contender in racing:
-            contender.serve(prompts, params)
+        serve(racing, prompts, params)
         if racing is everyone:
             drafting = sorted(fixed[1:], key=lambda c: c.warm_up + c.rates[0], reverse=True)
             racing = [fixed[0], *drafting[:finalists], *chosen]
