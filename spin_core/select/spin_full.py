@@ -118,18 +118,20 @@ class SpinFull(Selector):
         seat = np.arange(len(seats))
         worth, found = self.worth[seat, arms], self.found[seat, arms]
         price = (self.slope * found + self.per_row[arms])[:, None]
+        net = np.maximum(worth - self.goodput * price, 0)
         passes, self.deepest = 0.0, np.full(len(self.arms), self.depths)
-        for arm in np.unique(arms[arms != self.none]):
+        for arm in sorted({*arms.tolist()} - {self.none}):
             # a pass is paid for by those who draft that deep: go on while together they gain more than it takes
-            gain = np.maximum(worth - self.goodput * price, 0)[arms == arm].sum(0) - self.goodput * self.per_pass[arm]
-            total = gain.cumsum()
-            depth = int(total.argmax()) + 1 if total.max() > 0 else 0
-            worth[arms == arm, depth:] = 0
+            mine = arms == arm
+            total = (net[mine].sum(0) - self.goodput * self.per_pass[arm]).cumsum()
+            best = int(total.argmax())
+            depth = best + 1 if total[best] > 0 else 0
+            worth[mine, depth:] = 0
             self.deepest[arm] = max(1, depth)
             passes += depth * self.per_pass[arm]
         price = np.maximum(price, 1e-12)
         order = np.argsort(-worth / price, axis=None, kind="stable")[:np.count_nonzero(worth)]
-        rows = np.append(0, np.broadcast_to(found[:, None], worth.shape).ravel()[order].cumsum())
+        rows = np.append(0, found[order // self.depths].cumsum())
         drafting = passes + self.per_row[arms[order // self.depths]].cumsum()
         tokens = len(seats) + np.append(0, worth.ravel()[order].cumsum())
         seconds = self.cost(len(seats) + rows) + np.append(passes, drafting)
@@ -143,7 +145,7 @@ class SpinFull(Selector):
         drafted = np.array([o.drafted for o in outcomes])
         self.target.learn(outcomes[0].rows, outcomes[0].target_seconds)
         seconds = np.array([o.draft_seconds for o in outcomes])
-        for arm in np.unique(arms[arms != self.none]):
+        for arm in sorted({*arms.tolist()} - {self.none}):
             mine = arms == arm
             depth = max(1, drafted[mine].max())         # a drafter that found nothing was asked all the same
             self.passes[arm].learn(max(1, drafted[mine].sum() / depth), seconds[mine].sum() / depth)
