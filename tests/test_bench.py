@@ -83,7 +83,7 @@ def test_a_peer_that_fails_is_left_out_and_named():
     notes = []
     here = [peers.Contender(peers.BASELINE, lambda prompts: [[1, 2]] * len(prompts)), peers.Contender("odd", broken),
             peers.Contender("slow", lambda prompts: [[1]], only="b")]
-    assert peers.race(here, {"a": [[1]], "b": [[2]]}, 0.0, notes) == 1, "one round, however little time there is"
+    assert peers.race(here, {"a": [[1]], "b": [[2]]}, [[3]], 0.0, notes) == 1, "one round, however little time there is"
     assert [c.name for c in here] == [peers.BASELINE, "slow"]
     assert set(here[0].cells) == {(0, "a"), (0, "b")} and set(here[1].cells) == {(0, "b")}
     assert "odd did not run here: RuntimeError: no kernel" in notes[0]
@@ -118,7 +118,7 @@ def test_everybody_takes_part_on_a_tiny_family(family):
         notes = []
         here = peers.field_of(family, batch, 0.0, args)
         here = [c for c in here if c.name not in (peers.CONTINUOUS, peers.FLASHSPEC)]
-        peers.race(here, prompts, 0.0, notes)
+        peers.race(here, prompts, [[3]], 0.0, notes)
         rows = [peers.row(c, here[0], 0.0) for c in here]
         assert not notes and all(row["same_text"] == 1 for row in rows)
         names = [row["contender"] for row in rows]

@@ -1,7 +1,8 @@
 """The whole system against the peers: the same models, the same prompts, one process, interleaved.
 
 Contenders decode in turns, workload by workload, and a ratio compares two of them on what both have decoded in the same
-round; the table shows medians over rounds. Every contender decodes a few tokens first, to warm up. ``same_text`` is the
+round; the table shows medians over rounds. Every contender decodes a few tokens first, to warm up; engines of ours a
+batch of other prompts, of the train split, because SPIN learns while it serves. ``same_text`` is the
 share of greedy texts that equal those of ``generate``: in fp32 products of other shapes round differently, and a near
 tie may then fall the other way.
 
@@ -89,8 +90,9 @@ def run(args) -> Report:
         count = max(args.prompts, batch)
         prompts = {name: [family.encode(p.messages) for p in load_workload(name, "test", limit=count)]
                    for name in args.workloads}
+        before = [family.encode(p.messages) for p in load_workload(SLOW, "train", limit=max(8, batch))]
         here = field_of(family, batch, temperature, args)
-        rounds = race(here, prompts, stop, whole.notes)
+        rounds = race(here, prompts, before, stop, whole.notes)
         whole.rows += [{"batch": batch, "temperature": temperature} | row(c, here[0], temperature)
                        for c in here if c.cells]
         whole.bars += bars(here, batch, temperature)
@@ -104,9 +106,9 @@ def run(args) -> Report:
     return whole
 
 
-def race(here: list[Contender], prompts: Mapping[str, Tokens], stop: float, notes: list[str]) -> int:
-    """Let everybody decode everything, round by round, until time ``stop``. One that raises is out, and a note says
-    why. The rounds there were."""
+def race(here: list[Contender], prompts: Mapping[str, Tokens], before: Tokens, stop: float, notes: list[str]) -> int:
+    """Let everybody decode everything, round by round, until time ``stop``; before that engines serve ``before``. One
+    that raises is out, and a note says why. The rounds there were."""
     number = 0
     while number == 0 or time.monotonic() + took < stop:
         began = time.monotonic()
@@ -116,7 +118,7 @@ def race(here: list[Contender], prompts: Mapping[str, Tokens], stop: float, note
                     continue
                 try:
                     if not contender.cells:             # it warms up
-                        contender.decode([text[-16:] for text in texts[:1]])
+                        contender.decode(before if contender.engine else [text[-16:] for text in texts[:1]])
                         if contender.engine:
                             contender.engine.trace.events.clear()
                     start = time.perf_counter()

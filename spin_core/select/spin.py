@@ -9,6 +9,8 @@ the drafters' places. Our choices, where we know of nothing said, are justified 
 * an explored slot takes drafters in random order, those that a request has tried least before the others;
 * a rate is that of the present batch: what a step costs beside its draft, drafts or not, is counted as what it is now
   (:class:`spin_core.select.ledger.Ledger`);
+* a drafter's length is the best one in theory (:func:`spin_core.theory.speed_up`), up to its gamma: where rows are
+  dear, as in a large batch, long drafts do not pay;
 * nothing is known in advance. A new request counts on what all requests before it have had from each drafter, as if it
   had seen ``prior`` steps of it, and leaves that behind as it is served.
 """
@@ -23,6 +25,7 @@ from numpy import ndarray
 from spin_core.select.base import Outcome, Seat
 from spin_core.select.greedy import Greedy, drawn_first, untried_first
 from spin_core.select.schedule import Epochs
+from spin_core.theory import speed_up
 
 
 class Spin(Greedy):
@@ -35,7 +38,7 @@ class Spin(Greedy):
         if prior < 0 or memory <= 0:
             raise ValueError(f"spin: prior must not be negative and memory positive; got {prior} and {memory}")
         self.epochs, self.prior, self.keep = Epochs(explore, first, growth), prior, np.exp(-1 / memory)
-        self.totals = np.zeros((3, len(self.arms)))     # steps, tokens and own seconds of all requests
+        self.totals = np.zeros((5, len(self.arms)))     # of all: steps, tokens, own seconds, drafted, of those tested
 
     def rates(self, seats: Sequence[Seat]) -> ndarray:
         rows = self.ledger.rows(s.request for s in seats)
@@ -56,12 +59,25 @@ class Spin(Greedy):
             return drawn_first(weights, steps, self.none, self.rng)
         return weights
 
+    def lengths(self, seats: Sequence[Seat], arms: ndarray) -> ndarray:
+        """The length that speculation's theory finds best for what this drafter's tokens cost and how often they hold,
+        at most ``gamma``."""
+        steps, tokens, own, drafted, tested = self.totals
+        share = self.ledger.share(len(seats))
+        if share <= 0:
+            return self.gamma[arms]
+        chance = (tokens - steps + 1) / (tested + 2)
+        lengths = np.arange(1, self.gamma.max(initial=1) + 1)
+        gains = speed_up(chance[:, None], lengths, (own / np.maximum(drafted, 1) / share)[:, None])
+        return np.where(drafted > 0, np.minimum(lengths[gains.argmax(1)], self.gamma), self.gamma)[arms]
+
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         arms = self.arms_of(outcomes)
         _, tokens, own = self.ledger.add(outcomes, arms)
+        drafted, accepted = np.array([(o.drafted, o.accepted) for o in outcomes]).T
         self.totals *= self.keep ** np.bincount(arms, minlength=len(self.arms))
-        for total, values in zip(self.totals, (np.ones(len(arms)), tokens, own)):
-            np.add.at(total, arms, values)
+        values = np.stack([np.ones(len(arms)), tokens, own, drafted, np.minimum(accepted + 1, drafted)], 1)
+        np.add.at(self.totals.T, arms, values)
 
     def describe(self) -> str:
         return f"SPIN: {self.epochs}; prior of {self.prior:g} steps"

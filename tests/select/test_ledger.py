@@ -9,6 +9,7 @@ from hypothesis import given, strategies as st
 from spin_core.select import NONE, Outcome, Seat, make
 from spin_core.select.costs import AffineCost, shares
 from spin_core.select.ledger import Ledger
+from spin_core.theory import speed_up
 
 FIXED, SLOPE = 0.06, 0.005          # seconds: the target's pass over n rows takes FIXED + SLOPE n
 steps = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=12)
@@ -53,3 +54,18 @@ def test_an_arm_tried_alone_is_not_taken_for_a_slow_one():
         selector.observe(outcomes(9, 2, 1, "a"))
         selector.observe(outcomes(1, 2, 2, "b"))
     assert selector.assign(seats)[0].drafter == "b"
+
+
+@given(st.floats(.05, .95), st.floats(.01, 2.0), st.integers(1, 8))
+def test_spin_drafts_as_many_tokens_as_pay(alpha, cost, gamma):
+    """A thousand drafts, of which each tested token held with ``alpha`` and cost ``cost`` plain steps."""
+    selector = make("spin", ["a", "b"], gamma={"a": gamma, "b": 3})
+    for _ in range(2):
+        selector.observe([Outcome(0, NONE, 0, 0, 1, 0.0, .01, 1, .01, .01)])
+    none, a, b = (selector.index[name] for name in (NONE, "a", "b"))
+    selector.totals[:, a] = 1000, 1000 + alpha * 1e6, cost * .01 * 1e6, 1e6, 1e6    # steps, tokens, s, drafted, tested
+    lengths = selector.lengths([Seat(0, 9, 20, 8)], np.array([a]))
+    assert 1 <= lengths[0] <= gamma
+    assert speed_up(alpha, lengths[0], cost) == pytest.approx(
+        max(speed_up(alpha, length, cost) for length in range(1, gamma + 1)), rel=1e-4)
+    assert selector.lengths([Seat(0, 9, 20, 8)], np.array([b, none])).tolist() == [3, 0]      # unknown, and nobody
