@@ -104,8 +104,8 @@ class Engine:
     With a ``selector`` (a policy's name, or a :class:`spin_core.select.Selector`) it is chosen anew in every step who
     drafts for a request and how much, except for requests submitted with a drafter of their own. For a policy's name
     the pool is ``arms``, by default all of the family's drafters and "ngram", and ``gamma`` holds for all of them; by
-    default those that take passes draft 2 tokens and those that look up 4. ``capacities`` bounds the requests a drafter
-    serves at once. ``fast_switching``: a drafter reads the text of a request that comes to it in a second thread,
+    default those that take passes draft 2 tokens and those that look up 4, with "spin" fewer where that pays more.
+    ``capacities`` bounds the requests a drafter serves at once. ``fast_switching``: a drafter reads the text of a request that comes to it in a second thread,
     beside the others' work; False makes all wait for it.
 
     ``max_batch`` requests run at once, each with room for ``max_len`` tokens of prompt and output; ``kv_tokens``
@@ -452,6 +452,8 @@ class Engine:
                 options["gamma"] = gamma
             elif selector != "spin-full":           # which chooses lengths itself
                 options["gamma"] = {name: DEFAULT_GAMMA if self.drafter_called(name).quick else PASSES for name in arms}
+                if selector == "spin":
+                    options["shorten"] = True
             selector = make(selector, arms, **options)
         for name in selector.arms:
             self.drafter_called(name)

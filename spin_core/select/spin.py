@@ -9,8 +9,6 @@ the drafters' places. Our choices, where we know of nothing said, are justified 
 * an explored slot takes drafters in random order, those that a request has tried least before the others;
 * a rate is that of the present batch: what a step costs beside its draft, drafts or not, is counted as what it is now
   (:class:`spin_core.select.ledger.Ledger`);
-* a drafter's length is the best one in theory (:func:`spin_core.theory.speed_up`), up to its gamma: where rows are
-  dear, as in a large batch, long drafts do not pay;
 * nothing is known in advance. A new request counts on what all requests before it have had from each drafter, as if it
   had seen ``prior`` steps of it, and leaves that behind as it is served.
 """
@@ -30,14 +28,16 @@ from spin_core.theory import speed_up
 
 class Spin(Greedy):
     """Epochs and matching. ``prior``: as many steps' worth of what all requests have had go into every estimate;
-    what they have had fades to 1/e over ``memory`` steps with a drafter."""
+    what they have had fades to 1/e over ``memory`` steps with a drafter. ``shorten``: draft fewer than gamma tokens
+    where more do not pay, as in a large batch where rows are dear; the paper's lengths are fixed."""
 
     def __init__(self, arms: Sequence[str], *, explore: int = 1, first: int = 8, growth: float = 2.0,
-                 prior: float = 16.0, memory: float = 2000.0, **options) -> None:
+                 prior: float = 16.0, memory: float = 2000.0, shorten: bool = False, **options) -> None:
         super().__init__(arms, **options)
         if prior < 0 or memory <= 0:
             raise ValueError(f"spin: prior must not be negative and memory positive; got {prior} and {memory}")
         self.epochs, self.prior, self.keep = Epochs(explore, first, growth), prior, np.exp(-1 / memory)
+        self.shorten = shorten
         self.totals = np.zeros((5, len(self.arms)))     # of all: steps, tokens, own seconds, drafted, of those tested
 
     def rates(self, seats: Sequence[Seat]) -> ndarray:
@@ -61,10 +61,10 @@ class Spin(Greedy):
 
     def lengths(self, seats: Sequence[Seat], arms: ndarray) -> ndarray:
         """The length that speculation's theory finds best for what this drafter's tokens cost and how often they hold,
-        at most ``gamma``."""
+        at most ``gamma``; ``gamma`` where it is fixed."""
         steps, tokens, own, drafted, tested = self.totals
         share = self.ledger.share(len(seats))
-        if share <= 0:
+        if not self.shorten or share <= 0:
             return self.gamma[arms]
         chance = (tokens - steps + 1) / (tested + 2)
         lengths = np.arange(1, self.gamma.max(initial=1) + 1)

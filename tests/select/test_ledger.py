@@ -59,7 +59,8 @@ def test_an_arm_tried_alone_is_not_taken_for_a_slow_one():
 @given(st.floats(.05, .95), st.floats(.01, 2.0), st.integers(1, 8))
 def test_spin_drafts_as_many_tokens_as_pay(alpha, cost, gamma):
     """A thousand drafts, of which each tested token held with ``alpha`` and cost ``cost`` plain steps."""
-    selector = make("spin", ["a", "b"], gamma={"a": gamma, "b": 3})
+    fixed, selector = (make("spin", ["a", "b"], gamma={"a": gamma, "b": 3}, shorten=some) for some in (False, True))
+    assert fixed.lengths([Seat(0, 9, 20, 8)], np.array([0, 1])).tolist() == [gamma, 3]
     for _ in range(2):
         selector.observe([Outcome(0, NONE, 0, 0, 1, 0.0, .01, 1, .01, .01)])
     none, a, b = (selector.index[name] for name in (NONE, "a", "b"))
