@@ -1,9 +1,10 @@
 """Selection live: policies against every fixed drafter, served by the engine on this machine, in turns of a few steps.
 
 All contenders answer the same prompts greedily. Rates are emitted tokens per second of their own turns: a slow moment
-of the machine hits everybody. Ratios are taken within a round, and their medians shown. The best fixed drafter is the best of all
-drafters and draft lengths in hindsight: after one round all but the fastest few stand back, which leaves time for more
-rounds between those that are close. Policies serve as a service would: what they learn in one round they keep.
+of the machine hits everybody. Ratios are taken within a round, and their medians shown. The best fixed drafter is the
+best of all drafters and draft lengths in hindsight: after one round all but the fastest few stand back, which leaves
+time for more rounds between those that are close. Policies serve as a service would: what they learn in one round they
+keep.
 """
 
 from __future__ import annotations

@@ -50,11 +50,13 @@ class Ledger:
         self.common_sums += shared.sum(), tokens[shared].sum(), own[shared].sum()
         return rows, tokens, own
 
-    def rates(self, rows: ndarray, unknown: float | ndarray = np.inf) -> ndarray:
-        """Tokens per second in a batch of as many requests as ``rows``, ``[B, arms]``; ``unknown`` where an arm was not
-        tried."""
-        seconds = self.seconds(rows)
-        rates = np.where(seconds > 0, self.tokens[rows] / np.where(seconds > 0, seconds, 1), unknown)
+    def rates(self, rows: ndarray, prior: tuple[ndarray, ndarray, ndarray] | None = None) -> ndarray:
+        """Tokens per second in a batch of as many requests as ``rows``, ``[B, arms]``; infinite where an arm was not
+        tried. ``prior``: steps, tokens and own seconds per arm that count as if every request had had them."""
+        steps, tokens, own = prior or (0.0, 0.0, 0.0)
+        tokens = self.tokens[rows] + tokens
+        seconds = self.seconds(rows) + (own + steps * self.share(len(rows)))
+        rates = np.where(seconds > 0, tokens / np.where(seconds > 0, seconds, 1), np.inf)
         if self.common >= 0:
             rates[:, self.common] = self.common_rate(len(rows))
         return rates

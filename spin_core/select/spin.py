@@ -42,15 +42,8 @@ class Spin(Greedy):
 
     def rates(self, seats: Sequence[Seat]) -> ndarray:
         rows = self.ledger.rows(s.request for s in seats)
-        if not self.prior:
-            return self.ledger.rates(rows)
         share = self.prior / np.maximum(self.totals[0], 1)
-        tokens = self.ledger.tokens[rows] + share * self.totals[1]
-        plain = self.ledger.share(len(rows))
-        seconds = self.ledger.seconds(rows) + share * (self.totals[2] + self.totals[0] * plain)
-        rates = np.where(seconds > 0, tokens / np.where(seconds > 0, seconds, 1), np.inf)
-        rates[:, self.none] = self.ledger.common_rate(len(rows))
-        return rates
+        return self.ledger.rates(rows, tuple(share * self.totals[:3]))
 
     def weights(self, seats: Sequence[Seat]) -> ndarray:
         weights = untried_first(self.rates(seats), self.rng)
