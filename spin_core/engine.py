@@ -105,8 +105,8 @@ class Engine:
     drafts for a request and how much, except for requests submitted with a drafter of their own. For a policy's name
     the pool is ``arms``, by default all of the family's drafters and "ngram", and ``gamma`` holds for all of them; by
     default those that take passes draft 2 tokens and those that look up 4, with "spin" fewer where that pays more.
-    ``capacities`` bounds the requests a drafter serves at once. ``fast_switching``: a drafter reads the text of a request that comes to it in a second thread,
-    beside the others' work; False makes all wait for it.
+    ``capacities`` bounds the requests a drafter serves at once. ``fast_switching``: a drafter reads the text of a
+    request that comes to it in a second thread, beside the others' work; False makes all wait for it.
 
     ``max_batch`` requests run at once, each with room for ``max_len`` tokens of prompt and output; ``kv_tokens``
     bounds the tokens that the running requests may come to hold together (prompt + max_new_tokens each). Who does

@@ -10,7 +10,10 @@ import torch
 from spin_core import bench
 from spin_core.bench import Bar, Report, contenders, peers
 from spin_core.engine import Engine
+from spin_core.request import SamplingParams
 from tests import tiny
+
+GREEDY = SamplingParams(max_new_tokens=6)
 
 
 @pytest.mark.parametrize("value, target, holds", [(1.2, ">= 1.1", True), (1.0, ">= 1.1", False), (1.1, ">= 1.1", True),
@@ -54,7 +57,10 @@ def family():
 
 def test_peers_decode_the_same_text(family):
     prompts = [[5, 6, 7], [8, 9, 10, 11, 12, 13]]
-    ours = contenders.ours(Engine(family, "near", 3, max_batch=2), 12)(prompts)
+    engines = [Engine(family, "near", 3, max_batch=2), Engine(family, "subset", 2, max_batch=1, pipeline=2)]
+    served = contenders.in_turns(engines, prompts, SamplingParams(max_new_tokens=12))
+    ours, again = ([r.output_ids for r in requests] for requests, _ in served)
+    assert ours == again and all(seconds > 0 for _, seconds in served)
     assert ours == contenders.generate(family, family.target, 1, 12)(prompts)
     assert ours == contenders.generate(family, family.target, 2, 12)(prompts)       # left-padded
     for name in ("near", "subset"):
@@ -83,7 +89,7 @@ def test_a_peer_that_fails_is_left_out_and_named():
     notes = []
     here = [peers.Contender(peers.BASELINE, lambda prompts: [[1, 2]] * len(prompts)), peers.Contender("odd", broken),
             peers.Contender("slow", lambda prompts: [[1]], only="b")]
-    assert peers.race(here, {"a": [[1]], "b": [[2]]}, [[3]], 0.0, notes) == 1, "one round, however little time there is"
+    assert peers.race(here, {"a": [[1]], "b": [[2]]}, [[3]], GREEDY, 0.0, notes) == 1, "one round, however little time there is"
     assert [c.name for c in here] == [peers.BASELINE, "slow"]
     assert set(here[0].cells) == {(0, "a"), (0, "b")} and set(here[1].cells) == {(0, "b")}
     assert "odd did not run here: RuntimeError: no kernel" in notes[0]
@@ -118,7 +124,7 @@ def test_everybody_takes_part_on_a_tiny_family(family):
         notes = []
         here = peers.field_of(family, batch, 0.0, args)
         here = [c for c in here if c.name not in (peers.CONTINUOUS, peers.FLASHSPEC)]
-        peers.race(here, prompts, [[3]], 0.0, notes)
+        peers.race(here, prompts, [[3]], GREEDY, 0.0, notes)
         rows = [peers.row(c, here[0], 0.0) for c in here]
         assert not notes and all(row["same_text"] == 1 for row in rows)
         names = [row["contender"] for row in rows]

@@ -1,19 +1,21 @@
-"""How each contender of ``bench peers`` decodes: ours, transformers' ways, and flashspec. Token ids in and out."""
+"""How contenders of the benchmarks decode: our engines, transformers' ways, and flashspec. Token ids in and out."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from spin_core.engine import Engine
-from spin_core.request import SamplingParams
+from spin_core.request import Request, SamplingParams
 from spin_core.runtime.linear import pack_linears
 from spin_core.runtime.runner import share_weights
 
 Tokens = list[list[int]]
+TURN = 8        # steps of an engine before the next one goes on: about a second
 
 
 def packed(model):
@@ -22,10 +24,23 @@ def packed(model):
     return copy_ if pack_linears(copy_) else None
 
 
-def ours(engine: Engine, max_new_tokens: int, temperature: float = 0.0) -> Callable[[Tokens], Tokens]:
-    params = SamplingParams(temperature, max_new_tokens=max_new_tokens)
-    return lambda prompts: [r.output_ids for r in engine.generate(
-        prompts, [params.with_(seed=i) for i in range(len(prompts))])]
+def in_turns(engines: Sequence[Engine], prompts: Tokens, params: SamplingParams) -> list[tuple[list[Request], float]]:
+    """Every engine serves all prompts (seeds 0, 1, ...), a few steps at a time, so that a slow moment of the machine
+    hits them all; by engine its finished requests, and the seconds of its own turns."""
+    work = [[engine.submit(prompt, params.with_(seed=seed)) for seed, prompt in enumerate(prompts)]
+            for engine in engines]
+    seconds = [0.0] * len(engines)
+    while not all(r.finished for requests in work for r in requests):
+        for i, (engine, requests) in enumerate(zip(engines, work)):
+            start = time.perf_counter()
+            for _ in range(TURN):
+                if all(r.finished for r in requests):
+                    break
+                engine.step()
+            if engine.pipeline:                     # or its threads would work on in others' turns
+                engine.pipeline.drain()
+            seconds[i] += time.perf_counter() - start
+    return list(zip(work, seconds))
 
 
 def generate(family, model, batch: int, max_new_tokens: int, temperature: float = 0.0,

@@ -1,10 +1,10 @@
 """The whole system against the peers: the same models, the same prompts, one process, interleaved.
 
-Contenders decode in turns, workload by workload, and a ratio compares two of them on what both have decoded in the same
-round; the table shows medians over rounds. Every contender decodes a few tokens first, to warm up; engines of ours a
-batch of other prompts, of the train split, because SPIN learns while it serves. ``same_text`` is the
-share of greedy texts that equal those of ``generate``: in fp32 products of other shapes round differently, and a near
-tie may then fall the other way.
+Contenders decode one after the other, workload by workload, and our engines among themselves in turns of a few steps,
+since they are close. A ratio compares two contenders on what both have decoded in the same round; the table shows
+medians over rounds. Every contender decodes a few tokens first, to warm up; engines of ours a batch of other prompts, of
+the train split, because SPIN learns while it serves. ``same_text`` is the share of greedy texts that equal those of
+``generate``: in fp32 products of other shapes round differently, and a near tie may then fall the other way.
 
 Four cases share ``--budget-seconds``: batch 1 and 8, greedy and temperature 1. Each has one round at least, and
 further ones while there is time. Engines live through all rounds of a case, as a service would: what SPIN learns it
@@ -23,10 +23,11 @@ import torch
 
 from spin_core.bench import Bar, Report
 from spin_core.bench import contenders as how
-from spin_core.bench.contenders import Tokens
+from spin_core.bench.contenders import Tokens, in_turns
 from spin_core.draft import DraftTable
 from spin_core.draft.pool import is_fed
 from spin_core.engine import Engine
+from spin_core.request import SamplingParams
 from spin_core.select import NONE, make
 from spin_core.select.oracle import Planned, oracle_request, oracle_steps
 from spin_core.select.recording import Recording
@@ -59,17 +60,21 @@ def add_arguments(parser) -> None:
 
 @dataclass
 class Contender:
-    """A way to decode: ``decode(prompts)`` returns the emitted tokens of each. ``cells``: tokens and seconds by (round,
-    workload). ``only``: the one workload it decodes."""
+    """A way to decode: ``decode(prompts)`` returns the emitted tokens of each, or ``engine`` does it. ``cells``: tokens
+    and seconds by (round, workload). ``only``: the one workload it decodes."""
 
     name: str
-    decode: Callable[[Tokens], Tokens]
+    decode: Callable[[Tokens], Tokens] | None = None
     drafter: str | None = None
     gamma: int | None = None
     engine: Engine | None = None
     only: str | None = None
     cells: dict[tuple[int, str], tuple[int, float]] = field(default_factory=dict)
     texts: dict[str, Tokens] = field(default_factory=dict)
+
+    def book(self, number: int, workload: str, texts: Tokens, seconds: float) -> None:
+        """Write down what it decoded in a round."""
+        self.cells[number, workload], self.texts[workload] = (sum(map(len, texts)), seconds), texts
 
     def rate(self, cells) -> float:
         """Tokens per second over these cells."""
@@ -92,7 +97,8 @@ def run(args) -> Report:
                    for name in args.workloads}
         before = [family.encode(p.messages) for p in load_workload(SLOW, "train", limit=max(8, batch))]
         here = field_of(family, batch, temperature, args)
-        rounds = race(here, prompts, before, stop, whole.notes)
+        params = SamplingParams(temperature, max_new_tokens=args.max_new_tokens)
+        rounds = race(here, prompts, before, params, stop, whole.notes)
         whole.rows += [{"batch": batch, "temperature": temperature} | row(c, here[0], temperature)
                        for c in here if c.cells]
         whole.bars += bars(here, batch, temperature)
@@ -106,31 +112,31 @@ def run(args) -> Report:
     return whole
 
 
-def race(here: list[Contender], prompts: Mapping[str, Tokens], before: Tokens, stop: float, notes: list[str]) -> int:
-    """Let everybody decode everything, round by round, until time ``stop``; before that engines serve ``before``. One
-    that raises is out, and a note says why. The rounds there were."""
+def race(here: list[Contender], prompts: Mapping[str, Tokens], before: Tokens, params: SamplingParams, stop: float,
+         notes: list[str]) -> int:
+    """Let everybody decode everything, round by round, until time ``stop``; before that engines serve ``before``. A
+    peer that raises is out, and a note says why. The rounds there were."""
+    ours = [c for c in here if c.engine]
+    for contender in ours:
+        in_turns([contender.engine], before, params)
+        contender.engine.trace.events.clear()
     number = 0
     while number == 0 or time.monotonic() + took < stop:
         began = time.monotonic()
         for workload, texts in prompts.items():
-            for contender in here[:]:
-                if contender.only not in (None, workload):
-                    continue
+            for peer in [c for c in here if not c.engine and c.only in (None, workload)]:
                 try:
-                    if not contender.cells:             # it warms up
-                        contender.decode(before if contender.engine else [text[-16:] for text in texts[:1]])
-                        if contender.engine:
-                            contender.engine.trace.events.clear()
+                    if not peer.cells:              # it warms up
+                        peer.decode([text[-16:] for text in texts[:1]])
                     start = time.perf_counter()
-                    out = contender.decode(texts)
+                    peer.book(number, workload, peer.decode(texts), time.perf_counter() - start)
                 except Exception as error:      # a peer that can't run here must not take the others down
-                    if contender.name == BASELINE or contender.engine:
+                    if peer.name == BASELINE:
                         raise
-                    here.remove(contender)
-                    notes.append(f"{contender.name} did not run here: {type(error).__name__}: {str(error)[:160]}")
-                    continue
-                contender.cells[number, workload] = sum(map(len, out)), time.perf_counter() - start
-                contender.texts[workload] = out
+                    here.remove(peer)
+                    notes.append(f"{peer.name} did not run here: {type(error).__name__}: {str(error)[:160]}")
+            for mine, (requests, taken) in zip(ours, in_turns([c.engine for c in ours], texts, params)):
+                mine.book(number, workload, [r.output_ids for r in requests], taken)
         took = time.monotonic() - began
         number += 1
     return number
@@ -204,7 +210,7 @@ def field_of(family, batch: int, temperature: float, args) -> list[Contender]:
 
     def mine(title: str, *drafter, **options) -> None:
         engine = Engine(family, *drafter, max_batch=batch, **options)
-        out.append(Contender(title, how.ours(engine, *law), *drafter, engine=engine))
+        out.append(Contender(title, None, *drafter, engine=engine))
 
     mine(PLAIN, "none", 0)
     asked = [text.rpartition(":") for text in args.fixed or ()]

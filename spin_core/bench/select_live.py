@@ -10,18 +10,17 @@ keep.
 from __future__ import annotations
 
 import statistics
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 
 from spin_core.bench import Bar, Report
+from spin_core.bench.contenders import in_turns
 from spin_core.engine import Engine
 from spin_core.request import Request, SamplingParams
 from spin_core.select import make
 
 DESCRIPTION = "live goodput of selection policies against every fixed drafter, and what selecting costs"
 POLICIES = ("spin", "spin-full")
-TURN = 8        # steps before the next contender goes on: about a second
 
 
 def add_arguments(parser) -> None:
@@ -57,15 +56,6 @@ class Contender:
     def fixed(self) -> bool:
         return self.engine.selection is None
 
-    def turn(self, requests: list[Request]) -> float:
-        """Serve for a few steps; the seconds that took."""
-        start = time.perf_counter()
-        for _ in range(TURN):
-            if all(r.finished for r in requests):
-                break
-            self.engine.step()
-        return time.perf_counter() - start
-
     def book(self, requests: list[Request], seconds: float) -> None:
         """Write down a round; the first is the warm-up."""
         rate = sum(len(r.output_ids) for r in requests) / seconds
@@ -85,12 +75,7 @@ def serve(contenders: list[Contender], prompts: list[list[int]], params: Samplin
     """One round: everybody serves all prompts, in turns."""
     for c in contenders:
         c.engine.trace = type(c.engine.trace)()
-    work = [[c.engine.submit(prompt, params) for prompt in prompts] for c in contenders]
-    seconds = [0.0] * len(contenders)
-    while not all(r.finished for requests in work for r in requests):
-        for i, c in enumerate(contenders):
-            seconds[i] += c.turn(work[i])
-    for c, requests, taken in zip(contenders, work, seconds):
+    for c, (requests, taken) in zip(contenders, in_turns([c.engine for c in contenders], prompts, params)):
         c.book(requests, taken)
 
 

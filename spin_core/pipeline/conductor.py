@@ -66,6 +66,7 @@ class Pipeline:
         self._beside: Executor | None = None                # made when first needed
         self._pace: dict[str, float] = {}                   # per drafter, seconds per drafted token
         self._round = _Round()
+        self._left = 0.0                                    # when the last step ended
 
     @property
     def count(self) -> int:
@@ -77,6 +78,14 @@ class Pipeline:
 
         Raises what a stage raised. The group's requests are then as they were before, and fly again with the next step.
         """
+        if not self.aloft and self._round.began is not None:
+            self._round.began += time.perf_counter() - self._left       # nobody was at work meanwhile
+        try:
+            return self._step()
+        finally:
+            self._left = time.perf_counter()
+
+    def _step(self) -> list[Event]:
         if not self.aloft:
             self.engine._admit()
             if min(self.count, len(self.engine.running)) <= 1:
@@ -100,6 +109,7 @@ class Pipeline:
                 return
             except Exception:
                 pass
+        self._round = _Round()
 
     # ---- one group
 

@@ -365,6 +365,18 @@ def test_a_count_that_changes_all_the_time_is_followed():
     assert len({e.micro_batches for e in engine.trace.events if e.kind == "step"}) > 3
 
 
+def test_the_heuristic_does_not_hear_of_time_in_which_nobody_stepped():
+    engine, heard = pipelined("auto", max_batch=2), []
+    engine.pipeline.heuristic.observe = lambda load, requests, seconds, *rest: heard.append(seconds)
+    for i in range(2):
+        engine.submit([i, 4], GREEDY)
+    engine.step()
+    engine.step()
+    time.sleep(2)
+    drain(engine)
+    assert heard and max(heard) < 1
+
+
 @pytest.mark.parametrize("fast", [True, False])
 def test_a_selector_may_choose_for_each_micro_batch(fast):
     from test_selection import Restless
