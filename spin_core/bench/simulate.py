@@ -9,7 +9,8 @@ drafter, gamma and batch of a grid, and the simulator serves the same, told only
 * what a step takes beside its passes, measured on *plain decoding* at the same batch,
 * which drafts were accepted, read off the engine's own trace: this is a test of the clock, not of acceptance.
 
-Both serve the prompts, whose reading is simulated too. The ratio of the two goodputs is what is reported.
+Both serve the prompts, whose reading is simulated too. The ratio of the two goodputs is what is reported. All engines,
+those of the fit as well, serve in turns of a few steps: a machine whose speed drifts is as slow for one as for another.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import time
 import numpy as np
 
 from spin_core.bench import Bar, Report
+from spin_core.bench.contenders import in_turns
 from spin_core.bench.drafters import is_lookup
 from spin_core.bench.record import measure
 from spin_core.engine import Engine
@@ -94,21 +96,21 @@ def validate(family, prompts, batches, gammas, max_new_tokens: int,
     """Simulated and measured tokens per second over batch x drafter x gamma; the efficiency factors by model."""
     models = [name for name in family.drafters if not is_lookup(family, name)]
     apart = measure(family, models, {}, repeats)
-    rows, params = [], SamplingParams(max_new_tokens=max_new_tokens)
-    runs = {name: serve(family, prompts, params, max(batches), name, between(gammas)) for name in models}
-    factors = efficiency(runs, apart)
+    params = SamplingParams(max_new_tokens=max_new_tokens)
+    fit = [(max(batches), name, between(gammas)) for name in models]
+    grid = [(batch, name, gamma) for batch in batches for name in models for gamma in gammas]
+    runs = serve(family, prompts, params, fit + [(batch, NONE, 0) for batch in batches] + grid)
+    factors = efficiency({name: runs[max(batches), name, gamma][0] for _, name, gamma in fit}, apart)
     passes = {name: Passes(p.rows, tuple(factors[name] * s for s in p.seconds)) for name, p in apart.items()}
-    for batch in batches:
-        plain = serve(family, prompts, params, batch, NONE, 0)
-        overhead = statistics.median(e.step_seconds - e.target_seconds for e in steps(plain))
-        for drafter in models:
-            for gamma in gammas:
-                engine = serve(family, prompts, params, batch, drafter, gamma)
-                measured = engine.trace.metrics()["goodput"]
-                simulated = simulate(recording(engine, drafter, passes), Tables(passes, overhead), drafter,
-                                     batch=batch, gamma=gamma).goodput
-                rows.append({"batch": batch, "drafter": drafter, "gamma": gamma, "measured": measured,
-                             "simulated": simulated, "ratio": simulated / measured})
+    rows = []
+    for batch, drafter, gamma in grid:
+        engine, seconds = runs[batch, drafter, gamma]
+        beside = [e.step_seconds - e.target_seconds for e in steps(runs[batch, NONE, 0][0])]
+        measured = sum(len(e.emitted) for e in steps(engine)) / seconds
+        simulated = simulate(recording(engine, drafter, passes), Tables(passes, statistics.median(beside)), drafter,
+                             batch=batch, gamma=gamma).goodput
+        rows.append({"batch": batch, "drafter": drafter, "gamma": gamma, "measured": measured, "simulated": simulated,
+                     "ratio": simulated / measured})
     return rows, factors
 
 
@@ -140,12 +142,18 @@ def efficiency(runs: dict[str, Engine], apart: dict[str, Passes]) -> dict[str, f
     return {name: statistics.median(values) if values else 1.0 for name, values in ratios.items()}
 
 
-def serve(family, prompts, params, batch: int, drafter: str, gamma: int) -> Engine:
-    """An engine that has served the prompts once to warm up, and once for its trace."""
-    for _ in range(2):
-        engine = Engine(family, drafter, gamma, max_batch=batch)
-        engine.generate(prompts, params)
-    return engine
+def serve(family, prompts, params, settings) -> dict[tuple[int, str, int], tuple[Engine, float]]:
+    """By setting, (batch, drafter, gamma): an engine that has served the prompts, and the seconds that took it. Before,
+    each has served one batch to warm up."""
+    texts = [family.encode(prompt) for prompt in prompts]
+    room = max(map(len, texts)) + params.max_new_tokens
+    engines = {(batch, drafter, gamma): Engine(family, drafter, gamma, max_batch=batch, max_len=room)
+               for batch, drafter, gamma in settings}
+    for (batch, *_), engine in engines.items():
+        in_turns([engine], texts[:batch], params)
+        engine.trace.events.clear()
+    taken = in_turns(list(engines.values()), texts, params)
+    return {setting: (engine, seconds) for (setting, engine), (_, seconds) in zip(engines.items(), taken)}
 
 
 def steps(engine: Engine) -> list:

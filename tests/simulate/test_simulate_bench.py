@@ -26,11 +26,17 @@ def family():
     return tiny.family(torch.float32)
 
 
+def served(family, *setting):
+    (engine, seconds), = bench.serve(family, PROMPTS, SamplingParams(max_new_tokens=24), [setting]).values()
+    assert seconds > 0
+    return engine
+
+
 @pytest.mark.parametrize("batch, gamma", [(3, 2), (4, 4)])
 @pytest.mark.parametrize("drafter", ["near", "subset"])
 def test_the_simulator_takes_the_engine_s_steps(family, drafter, batch, gamma):
     """Same texts, same steps, same order: only the seconds are the model's."""
-    engine = bench.serve(family, PROMPTS, SamplingParams(max_new_tokens=24), batch, drafter, gamma)
+    engine = served(family, batch, drafter, gamma)
     rec = bench.recording(engine, drafter, PASSES)
     run = simulate(rec, Tables(PASSES), drafter, batch=batch, gamma=gamma, events=True)
     done = bench.steps(engine)
@@ -43,7 +49,7 @@ def test_the_simulator_takes_the_engine_s_steps(family, drafter, batch, gamma):
 
 
 def test_efficiency_is_what_passes_took_over_what_they_take_apart(family):
-    engine = bench.serve(family, PROMPTS, SamplingParams(max_new_tokens=24), 3, "near", 3)
+    engine = served(family, 3, "near", 3)
     for event in bench.steps(engine):
         together = [e for e in bench.steps(engine) if e.step == event.step]
         deep = [len(e.drafted) for e in together]
