@@ -12,8 +12,9 @@ from spin_core.widgets.panel import Panel
 GAMMAS = {"reads": 4, "copies": 4}
 
 
-def story(requests: int, shift: bool, explore: int, first: int, prior: float, capacity: int) -> Figure:
-    """spin, spin-full and every fixed drafter on a made-up workload, against oracle-request."""
+def story(requests: int, shift: bool, explore: int, first: int, prior: float, capacity: int) -> tuple[Figure, dict]:
+    """spin, spin-full and every fixed drafter on a made-up workload, against oracle-request; and the drawn curves by
+    policy: tokens written, tokens per second."""
     recording = lesson.shifting(requests, shift)
     room = dict.fromkeys(recording.arms, capacity)
     _, oracle = lesson.ceiling(recording, GAMMAS, capacities=room)
@@ -24,8 +25,9 @@ def story(requests: int, shift: bool, explore: int, first: int, prior: float, ca
     half = recording.starts[requests // 2] if shift else None
     share = runs["spin"].goodput / oracle.goodput
     lost = {n: lesson.seconds_lost(r, oracle) for n, r in runs.items()}
-    return plots.live({n: w[:2] for n, w in windows.items()}, lost, windows["spin"][2], runs["spin"].arms, half,
-                      title=f"tokens/s: spin has {share:.0%} of oracle")
+    rates = {n: w[:2] for n, w in windows.items()}
+    return plots.live(rates, lost, windows["spin"][2], runs["spin"].arms, half,
+                      title=f"tokens/s: spin has {share:.0%} of oracle"), rates
 
 
 def replayed(requests: int = 48) -> Panel:
@@ -40,4 +42,4 @@ def replayed(requests: int = 48) -> Panel:
     prior = slider(FloatSlider, 16.0, 0, 64, "prior")
     capacity = slider(IntSlider, 8, 0, 8, "places")
     return Panel([count, shift, explore, first, prior, capacity],
-                 lambda: story(count.value, shift.value, explore.value, first.value, prior.value, capacity.value))
+                 lambda: story(count.value, shift.value, explore.value, first.value, prior.value, capacity.value)[0])

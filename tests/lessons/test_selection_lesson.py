@@ -72,7 +72,7 @@ def test_all_pictures_render_without_a_warning(recording, oracle):
         lambda: plots.choices(grid, run.arms, best, title="a", also=(grid, "b")),
         lambda: plots.choices(grid, run.arms),
         lambda: plots.capacity([0, 8], {"spin": [1, 2], "fixed:reads": [1, 1], "oracle": [2, 2]}),
-        lambda: widgets.story(16, True, 1, 4, 8.0, 4)]
+        lambda: widgets.story(16, True, 1, 4, 8.0, 4)[0]]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for picture in pictures:
