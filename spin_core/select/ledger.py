@@ -12,8 +12,8 @@ from spin_core.select.costs import AffineCost
 
 
 class Ledger:
-    """Steps, emitted tokens and own seconds per request and arm, ``[rows, arms]``; a request keeps its row until it
-    leaves.
+    """Steps, emitted tokens, own seconds and tested draft tokens per request and arm, ``[rows, arms]``; a request keeps
+    its row until it leaves. Tested is a draft up to its first rejected token.
 
     A step's seconds are of two kinds. Its own ones the draft has caused: those of drafting, and of the rows that it
     adds to the target's pass. The others, an equal part of what the target's pass takes anyway, depend only on how
@@ -31,24 +31,26 @@ class Ledger:
         self.plain = AffineCost()
         self.row: dict[int, int] = {}
         self.free: list[int] = []
-        self.steps, self.tokens, self.own = (np.zeros((0, arms)) for _ in range(3))
+        self.steps, self.tokens, self.own, self.tested = (np.zeros((0, arms)) for _ in range(4))
 
     def rows(self, requests: Iterable[int]) -> ndarray:
         """The rows of these requests; unknown ones get a row of zeros."""
         return np.fromiter((self.row[r] if r in self.row else self._open(r) for r in requests), int)
 
-    def add(self, outcomes: Sequence[Outcome], arms: ndarray) -> tuple[ndarray, ndarray, ndarray]:
-        """Write down a step; returns its rows, tokens and own seconds, one each per outcome."""
+    def add(self, outcomes: Sequence[Outcome], arms: ndarray) -> tuple[ndarray, ndarray, ndarray, ndarray]:
+        """Write down a step; returns its rows, tokens, own seconds and tested tokens, one each per outcome."""
         rows, count = self.rows(o.request for o in outcomes), len(outcomes)
         tokens = np.array([o.emitted for o in outcomes], float)
         own = np.array([o.draft_seconds + o.verify_seconds - o.plain_seconds for o in outcomes])
+        tested = np.array([min(o.accepted + 1, o.drafted) for o in outcomes], float)
         self.plain.learn(count, sum(o.plain_seconds for o in outcomes))
         self.steps[rows, arms] += 1
         self.tokens[rows, arms] += tokens
         self.own[rows, arms] += own
+        self.tested[rows, arms] += tested
         shared = arms == self.common
         self.common_sums += shared.sum(), tokens[shared].sum(), own[shared].sum()
-        return rows, tokens, own
+        return rows, tokens, own, tested
 
     def rates(self, rows: ndarray, prior: tuple[ndarray, ndarray, ndarray] | None = None) -> ndarray:
         """Tokens per second in a batch of as many requests as ``rows``, ``[B, arms]``; infinite where an arm was not
@@ -78,7 +80,7 @@ class Ledger:
         """Forget a request."""
         row = self.row.pop(request, None)
         if row is not None:
-            for table in (self.steps, self.tokens, self.own):
+            for table in (self.steps, self.tokens, self.own, self.tested):
                 table[row] = 0
             self.free.append(row)
 
@@ -86,8 +88,9 @@ class Ledger:
         if not self.free:
             size = len(self.steps)
             more = max(8, size)
-            self.steps, self.tokens, self.own = (
-                np.vstack([t, np.zeros((more, t.shape[1]))]) for t in (self.steps, self.tokens, self.own))
+            self.steps, self.tokens, self.own, self.tested = (
+                np.vstack([t, np.zeros((more, t.shape[1]))])
+                for t in (self.steps, self.tokens, self.own, self.tested))
             self.free = list(range(size, size + more))[::-1]
         self.row[request] = self.free.pop()
         return self.row[request]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Epochs:
-    """Epoch j = 0, 1, ... has ``explore`` slots of exploration, then ``round(first * growth^j)`` of exploitation.
+    """Epoch j = 0, 1, ... explores ``explore`` times, then has ``round(first * growth^j)`` slots of exploitation.
 
     Raises ValueError for lengths that cannot be.
     """
@@ -15,11 +15,11 @@ class Epochs:
         self.explore, self.first, self.growth = explore, first, growth
         self.slot, self.length = 0, float(first)
 
-    def tick(self) -> bool:
-        """Pass one slot; does it explore?"""
-        exploring = self.slot < self.explore
+    def tick(self, slots: int = 1) -> bool:
+        """Pass one slot; does it explore? ``slots``: how many it takes to explore once."""
+        exploring = self.slot < self.explore * slots
         self.slot += 1
-        if self.slot >= self.explore + round(self.length):
+        if self.slot >= self.explore * slots + round(self.length):
             self.slot, self.length = 0, self.length * self.growth
         return exploring
 

@@ -6,7 +6,8 @@ the drafters' places. Our choices, where we know of nothing said, are justified 
 
 * a slot is a step of the server. Epoch j explores ``explore`` slots and exploits ``first * growth^j``: with growth
   above 1 the number of explored slots grows as log T, and so may the regret;
-* an explored slot takes drafters in random order, those that a request has tried least before the others;
+* an explored slot takes drafters in random order, those that a request has tried least before the others; exploring
+  goes on until there are as many tries as drafters: for one slot, unless requests are few;
 * a rate is that of the present batch: what a step costs beside its draft, drafts or not, is counted as what it is now
   (:class:`spin_core.select.ledger.Ledger`);
 * nothing is known in advance. A new request counts on what all requests before it have had from each drafter, as if it
@@ -15,6 +16,7 @@ the drafters' places. Our choices, where we know of nothing said, are justified 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,40 +39,43 @@ class Spin(Greedy):
         if prior < 0 or memory <= 0:
             raise ValueError(f"spin: prior must not be negative and memory positive; got {prior} and {memory}")
         self.epochs, self.prior, self.keep = Epochs(explore, first, growth), prior, np.exp(-1 / memory)
-        self.shorten = shorten
-        self.totals = np.zeros((5, len(self.arms)))     # of all: steps, tokens, own seconds, drafted, of those tested
+        self.shorten, self.drafters = shorten, len(self.arms) - 1
+        self.totals = np.zeros((5, len(self.arms)))     # of all: steps, tokens, own seconds, tested and drafted tokens
 
     def rates(self, seats: Sequence[Seat]) -> ndarray:
         rows = self.ledger.rows(s.request for s in seats)
-        share = self.prior / np.maximum(self.totals[0], 1)
-        return self.ledger.rates(rows, tuple(share * self.totals[:3]))
+        return self.ledger.rates(rows, tuple(self._prior()[:3]))
+
+    def _prior(self) -> ndarray:
+        """What a new request counts on, as ``totals``."""
+        return self.totals * (self.prior / np.maximum(self.totals[0], 1))
 
     def weights(self, seats: Sequence[Seat]) -> ndarray:
         weights = untried_first(self.rates(seats), self.rng)
-        if self.epochs.tick():
+        if self.epochs.tick(math.ceil(self.drafters / len(seats))):
             steps = self.ledger.steps[self.ledger.rows(s.request for s in seats)]
             return drawn_first(weights, steps, self.none, self.rng)
         return weights
 
     def lengths(self, seats: Sequence[Seat], arms: ndarray) -> ndarray:
-        """The length that speculation's theory finds best for what this drafter's tokens cost and how often they hold,
-        at most ``gamma``; ``gamma`` where it is fixed."""
-        steps, tokens, own, drafted, tested = self.totals
-        share = self.ledger.share(len(seats))
+        """The length that speculation's theory finds best for what this drafter's tokens cost and how often they hold
+        for this request, at most ``gamma``; ``gamma`` where it is fixed."""
+        rows, share = self.ledger.rows(s.request for s in seats), self.ledger.share(len(seats))
         if not self.shorten or share <= 0:
             return self.gamma[arms]
-        chance = (tokens - steps + 1) / (tested + 2)
+        steps, tokens, own, tested, drafted = self._prior()[:, arms]
+        accepted = tokens - steps + (self.ledger.tokens - self.ledger.steps)[rows, arms]
+        chance = (accepted + 1) / (tested + self.ledger.tested[rows, arms] + 2)
         lengths = np.arange(1, self.gamma.max(initial=1) + 1)
-        gains = speed_up(chance[:, None], lengths, (own / np.maximum(drafted, 1) / share)[:, None])
-        return np.where(drafted > 0, np.minimum(lengths[gains.argmax(1)], self.gamma), self.gamma)[arms]
+        gains = speed_up(chance[:, None], lengths, (own / np.where(drafted > 0, drafted, 1) / share)[:, None])
+        return np.where(drafted > 0, np.minimum(lengths[gains.argmax(1)], self.gamma[arms]), self.gamma[arms])
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         arms = self.arms_of(outcomes)
-        _, tokens, own = self.ledger.add(outcomes, arms)
-        drafted, accepted = np.array([(o.drafted, o.accepted) for o in outcomes]).T
+        _, tokens, own, tested = self.ledger.add(outcomes, arms)
         self.totals *= self.keep ** np.bincount(arms, minlength=len(self.arms))
-        values = np.stack([np.ones(len(arms)), tokens, own, drafted, np.minimum(accepted + 1, drafted)], 1)
-        np.add.at(self.totals.T, arms, values)
+        drafted = [o.drafted for o in outcomes]
+        np.add.at(self.totals.T, arms, np.stack([np.ones(len(arms)), tokens, own, tested, drafted], 1))
 
     def describe(self) -> str:
         return f"SPIN: {self.epochs}; prior of {self.prior:g} steps"

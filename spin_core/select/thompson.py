@@ -33,7 +33,7 @@ class Thompson(Greedy):
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         arms = self.arms_of(outcomes)
-        _, tokens, own = self.ledger.add(outcomes, arms)
+        _, tokens, own, _ = self.ledger.add(outcomes, arms)
         rewards = tokens / (own + [o.plain_seconds for o in outcomes])
         for total, values in zip(self.sums, (np.ones(len(arms)), rewards, rewards ** 2)):
             np.add.at(total, arms, values)

@@ -64,9 +64,28 @@ def test_spin_drafts_as_many_tokens_as_pay(alpha, cost, gamma):
     for _ in range(2):
         selector.observe([Outcome(0, NONE, 0, 0, 1, 0.0, .01, 1, .01, .01)])
     none, a, b = (selector.index[name] for name in (NONE, "a", "b"))
-    selector.totals[:, a] = 1000, 1000 + alpha * 1e6, cost * .01 * 1e6, 1e6, 1e6    # steps, tokens, s, drafted, tested
+    selector.totals[:, a] = 1000, 1000 + alpha * 1e6, cost * .01 * 1e6, 1e6, 1e6    # steps, tokens, s, tested, drafted
     lengths = selector.lengths([Seat(0, 9, 20, 8)], np.array([a]))
     assert 1 <= lengths[0] <= gamma
     assert speed_up(alpha, lengths[0], cost) == pytest.approx(
         max(speed_up(alpha, length, cost) for length in range(1, gamma + 1)), rel=1e-4)
     assert selector.lengths([Seat(0, 9, 20, 8)], np.array([b, none])).tolist() == [3, 0]      # unknown, and nobody
+
+
+def test_a_request_whose_drafts_hold_drafts_more_than_its_neighbour():
+    selector = make("spin", ["a"], gamma=8, shorten=True)
+    seats = [Seat(r, 9, 20, 8) for r in range(2)]
+    for _ in range(20):
+        selector.observe([Outcome(r, "a", 4, 4 - 4 * r, 5 - 4 * r, .01, .08, 10, .16, .05) for r in range(2)])
+    holds, fails = selector.lengths(seats, np.array([0, 0]))
+    assert holds > 4 > fails >= 1
+
+
+def test_a_request_alone_tries_every_drafter_when_it_explores():
+    selector = make("spin", ["a", "b", "c", "d", "e"], first=50, growth=1.0, gamma=2, prior=0.0)
+    tried = []
+    for _ in range(5):
+        chosen = selector.assign([Seat(0, 9, 20, 8)])[0]
+        tried.append(chosen.drafter)
+        selector.observe([Outcome(0, chosen.drafter, chosen.gamma, 1, 2, .01, .05, 3, .05, .05)])
+    assert sorted(tried) == ["a", "b", "c", "d", "e"]

@@ -81,3 +81,5 @@ def test_epochs_explore_about_as_often_as_the_logarithm():
     assert ticks[0] and not any(ticks[1:9]) and ticks[9] and not any(ticks[10:26]) and ticks[26]
     assert sum(ticks) == pytest.approx(np.log2(10_000 / 8), abs=2)
     assert not any(Epochs(0, 1, 1.0).tick() for _ in range(5))
+    epochs = Epochs(1, 4, 1.0)
+    assert [epochs.tick(3) for _ in range(14)] == 2 * (3 * [True] + 4 * [False])
