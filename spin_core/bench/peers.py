@@ -2,9 +2,9 @@
 
 Contenders decode one after the other, workload by workload, and our engines among themselves in turns of a few steps,
 since they are close. A ratio compares two contenders on what both have decoded in the same round; the table shows
-medians over rounds. Every contender decodes a few tokens first, to warm up; engines of ours a batch of other prompts, of
-the train split, because SPIN learns while it serves. ``same_text`` is the share of greedy texts that equal those of
-``generate``: in fp32 products of other shapes round differently, and a near tie may then fall the other way.
+medians over rounds. Every contender decodes a few tokens first, to warm up; those that choose drafters a batch of
+prompts of the train split, because SPIN learns while it serves. ``same_text`` is the share of greedy texts that equal
+those of ``generate``: in fp32 products of other shapes round differently, and a near tie may then fall the other way.
 
 Four cases share ``--budget-seconds``: batch 1 and 8, greedy and temperature 1. Each has one round at least, and
 further ones while there is time. Engines live through all rounds of a case, as a service would: what SPIN learns it
@@ -114,11 +114,11 @@ def run(args) -> Report:
 
 def race(here: list[Contender], prompts: Mapping[str, Tokens], before: Tokens, params: SamplingParams, stop: float,
          notes: list[str]) -> int:
-    """Let everybody decode everything, round by round, until time ``stop``; before that engines serve ``before``. A
-    peer that raises is out, and a note says why. The rounds there were."""
+    """Let everybody decode everything, round by round, until time ``stop``; before that those who choose drafters serve
+    ``before``. A peer that raises is out, and a note says why. The rounds there were."""
     ours = [c for c in here if c.engine]
     for contender in ours:
-        in_turns([contender.engine], before, params)
+        in_turns([contender.engine], before if contender.engine.selection else before[:1], params)
         contender.engine.trace.events.clear()
     number = 0
     while number == 0 or time.monotonic() + took < stop:
