@@ -24,8 +24,9 @@ def packed(model):
     return copy_ if pack_linears(copy_) else None
 
 
-def in_turns(engines: Sequence[Engine], prompts: Tokens, params: SamplingParams) -> list[tuple[list[Request], float]]:
-    """Every engine serves all prompts (seeds 0, 1, ...), a few steps at a time, so that a slow moment of the machine
+def in_turns(engines: Sequence[Engine], prompts: Tokens, params: SamplingParams,
+             turn: int = TURN) -> list[tuple[list[Request], float]]:
+    """Every engine serves all prompts (seeds 0, 1, ...), ``turn`` steps at a time, so that a slow moment of the machine
     hits them all; by engine its finished requests, and the seconds of its own turns."""
     work = [[engine.submit(prompt, params.with_(seed=seed)) for seed, prompt in enumerate(prompts)]
             for engine in engines]
@@ -33,7 +34,7 @@ def in_turns(engines: Sequence[Engine], prompts: Tokens, params: SamplingParams)
     while not all(r.finished for requests in work for r in requests):
         for i, (engine, requests) in enumerate(zip(engines, work)):
             start = time.perf_counter()
-            for _ in range(TURN):
+            for _ in range(turn):
                 if all(r.finished for r in requests):
                     break
                 engine.step()

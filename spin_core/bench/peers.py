@@ -42,6 +42,7 @@ RUNGS = {"ours, vanilla": {"verification": "padded"},
          "+ selection": {"selector": "spin", "verification": "padded", "pipeline": "off"},
          "+ decomposition": {"selector": "spin", "pipeline": "off"}}
 """The ablation, up to the whole: options of the engine. Vanilla is the first fixed drafter."""
+TURN = 32               # steps: at the end of a turn a pipeline runs empty, which costs time
 SLOW = "mix"            # contenders that are several times slower decode this workload only
 
 
@@ -135,7 +136,7 @@ def race(here: list[Contender], prompts: Mapping[str, Tokens], before: Tokens, p
                         raise
                     here.remove(peer)
                     notes.append(f"{peer.name} did not run here: {type(error).__name__}: {str(error)[:160]}")
-            for mine, (requests, taken) in zip(ours, in_turns([c.engine for c in ours], texts, params)):
+            for mine, (requests, taken) in zip(ours, in_turns([c.engine for c in ours], texts, params, TURN)):
                 mine.book(number, workload, [r.output_ids for r in requests], taken)
         took = time.monotonic() - began
         number += 1

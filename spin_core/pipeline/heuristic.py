@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-WORTH = 0.03            # what overlap must promise to be tried
+WORTH = 0.06            # what overlap must promise to be tried: a bound, most of which does not come true
 PROMISING = 0.2         # what it must promise for the first trial to come before there is anything in the purse
 EFFORT = 0.03           # of the time served: what trials may lose in the long run
 HOPELESS = 0.1          # a fall so large ends a trial at once
