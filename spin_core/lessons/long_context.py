@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from spin_core import figures, theory
+from spin_core import theory
 from spin_core.bench import spire as bench
 from spin_core.engine import Engine
 from spin_core.lessons.exercises import Answer, attempt
-from spin_core.lessons.stored import origin, stored_benchmark
+from spin_core.lessons.stored import stored
 from spin_core.request import SamplingParams
 from spin_core.simulate import spire
 
 CONTEXTS = [2 ** n for n in range(4, 18)]
-LADDER_FILE = "spire-ladder"        # in figures/data/MACHINE, where ``bench spire --ladder`` has been kept
 
 
 def tau(system: spire.System, context: int, drafted: int) -> float:
@@ -73,10 +72,8 @@ def acceptance(family, group: str, windows: Sequence[str], context: int, prompts
 
 def measured_ladder() -> tuple[list[dict], dict] | None:
     """The trained rungs that a machine has recorded, and where they are from; None if none has."""
-    for path in sorted((figures.default_directory() / "data").glob(f"*/{LADDER_FILE}.json")):
-        report = stored_benchmark(f"{path.parent.name}/{LADDER_FILE}")
-        return [row for row in report["rows"] if "rung" in row], origin(report)
-    return None
+    found = stored("spire", lambda row: "rung" in row)
+    return (found[0].rows, found[0].origin) if found else None
 
 
 def check_crossing(solution: Callable) -> Answer:

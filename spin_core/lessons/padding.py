@@ -1,10 +1,11 @@
-"""What padding costs a pass of the target: the same batch with a padded attention and without, in turns."""
+"""What padding costs: passes of the target with a padded attention and without, in turns; attention measured elsewhere."""
 
 from __future__ import annotations
 
 import copy
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 
 from spin_core.decompose.modern import PaddedView
 from spin_core.decompose.strategies import Attention
+from spin_core.lessons.stored import Stored, stored
 from spin_core.runtime.cache import SlotCache
 from spin_core.runtime.runner import ModelRunner
 from spin_core.zoo import Family
@@ -73,7 +75,6 @@ def first_slots(cache: SlotCache, count: int) -> SlotCache:
     return part
 
 
-
 def share_lost(seconds: Sequence[Mapping[str, float]], way: str) -> tuple[float, float, float]:
     """Share of the speed-up lost with ``way`` instead of "auto": mean, least and most over several batches.
 
@@ -83,3 +84,20 @@ def share_lost(seconds: Sequence[Mapping[str, float]], way: str) -> tuple[float,
     """
     shares = [1 - one["auto"] / one[way] for one in seconds]
     return float(np.mean(shares)), min(shares), max(shares)
+
+
+def attention_times(row: Mapping) -> dict[str, float]:
+    """Microseconds per layer by way of attending, of a row of ``bench verify-attention``."""
+    return {name.removesuffix("_us"): us for name, us in row.items() if name.endswith("_us") and name != "plan_us"}
+
+
+def attention_elsewhere(queries: int, directory: str | Path | None = None) \
+        -> dict[str, tuple[dict[str, dict[str, float]], Stored]]:
+    """What ``bench verify-attention``, alone or within ``bench gpu``, left in ``figures/data``: by machine, at the
+    largest batch there, the times by skew and way, for requests with ``queries`` in-flight tokens."""
+    out = {}
+    for found in stored("verify-attention", lambda row: row["q"] == queries, directory):
+        largest = max(row["batch"] for row in found.rows)
+        out[f"{found.machine}, batch {largest}"] = {
+            row["skew"]: attention_times(row) for row in found.rows if row["batch"] == largest}, found
+    return out

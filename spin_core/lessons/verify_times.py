@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
 
-from spin_core import figures
 from spin_core.bench.products import interleaved
 from spin_core.bench.verify import case, position_loop, textbook_loop
-from spin_core.lessons.stored import origin
+from spin_core.lessons.stored import stored
 from spin_core.verify import chain
 
 
@@ -29,22 +27,17 @@ def on_cpu(cases: list[tuple[int, int]], repeats: int) -> dict[str, list[float]]
 
 
 def on_gpus(directory: str | Path | None = None, drafts: str = "all accepted", dtype: str = "bfloat16") -> list[dict]:
-    """Series of ``bench gpu`` runs stored in ``figures/data/<card>/gpu.json``: time over the floor of each
-    way, by case.
+    """Series of the ``bench gpu`` runs that are stored: time over the floor of each way, by case.
 
     Each has label, x (case), y (times the floor, None where a way did not run) and the run's provenance.
     """
-    folder = Path(directory) if directory else figures.default_directory() / "data"
     series = []
-    for path in sorted(folder.glob("*/gpu.json")):
-        report = json.loads(path.read_text("utf-8"))
-        rows = [row for row in report["rows"] if row.get("section") == "verify" and row["drafts"] == drafts
-                and row["dtype"] == dtype]
-        rows.sort(key=lambda row: (row["vocab"], row["batch"]))
+    for found in stored("verify", lambda row: (row.get("drafts"), row.get("dtype")) == (drafts, dtype), directory):
+        rows = sorted(found.rows, key=lambda row: (row["vocab"], row["batch"]))
         ways = dict.fromkeys(key for row in rows for key in row if key.endswith("_us") and key != "floor_us")
         for way in ways:
             name = way.removesuffix("_us").replace("_", ", ")
-            series.append(dict(label=f"{name}, {path.parent.name}", x=[f"{r['vocab']} × {r['batch']}" for r in rows],
+            series.append(dict(label=f"{name}, {found.machine}", x=[f"{r['vocab']} × {r['batch']}" for r in rows],
                                y=[r[way] / r["floor_us"] if r.get(way) else None for r in rows],
-                               provenance=origin(report)))
+                               provenance=found.origin))
     return series

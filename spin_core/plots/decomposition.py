@@ -162,20 +162,24 @@ def batching_loss(measured: Mapping[str, Mapping[int, tuple]], modelled: Mapping
 
 @styled
 def verify_latency(by_batch: Mapping[int, Mapping[str, float]], by_skew: Mapping[str, Mapping[str, float]],
-                   whole: Mapping[str, Mapping[str, float]], elsewhere: Mapping[str, Mapping[str, float]], *,
-                   here: str, there: str) -> Figure:
+                   whole: Mapping[str, Mapping[str, float]],
+                   elsewhere: Mapping[str, Mapping[str, Mapping[str, float]]], *, here: str) -> Figure:
     """Time of the attention by batch size and by skew of lengths, and the latency of a whole verification.
 
     ``by_batch[size][way]`` and ``by_skew[name][way]`` are microseconds of a layer measured ``here``, ``way``
     a key of ``WAYS``; "auto" is what the plan chose: a ring around the way that it equals.
-    ``whole[kind][way]`` are milliseconds, published or modelled. ``elsewhere`` is like ``by_skew``, measured
-    ``there``.
+    ``whole[kind][way]`` are milliseconds, published or modelled. ``elsewhere[where]`` is like ``by_skew``, measured on
+    another machine: a panel for each.
     """
-    figure = Figure(figsize=(WIDTH, 7.4), layout="constrained")
-    grid = figure.subplots(2, 2, width_ratios=(1, 1.25))
+    high = 2 + len(elsewhere) // 2
+    figure = Figure(figsize=(WIDTH, 3.7 * high), layout="constrained")
+    grid = figure.subplots(high, 2, width_ratios=(1, 1.25))
     _dots(grid[0, 0], by_batch, "requests in the batch", f"measured: {here}, Alpaca-like")
     _dots(grid[0, 1], by_skew, "skew of lengths", f"measured: {here}, batch {max(by_batch)}")
-    _dots(grid[1, 1], elsewhere, "skew of lengths", f"measured: {there}")
+    for panel, (there, skews) in zip(grid.flat[3:], elsewhere.items()):
+        _dots(panel, skews, "skew of lengths", f"measured: {there}")
+    for panel in grid.flat[3 + len(elsewhere):]:
+        panel.set_axis_off()
     ax = grid[1, 0]
     for i, (kind, times) in enumerate(whole.items()):
         for j, (way, time) in enumerate(times.items()):
@@ -186,7 +190,8 @@ def verify_latency(by_batch: Mapping[int, Mapping[str, float]], by_skew: Mapping
            title="Alpaca, batch 16", xlim=(-0.6, len(whole) - 0.4))
     ax.margins(y=0.12)
     ax.grid(axis="x", visible=False)
-    shown = [way for way in WAYS if any(way in row for row in [*by_skew.values(), *elsewhere.values()])]
+    rows = [row for skews in (by_skew, *elsewhere.values()) for row in skews.values()]
+    shown = [way for way in WAYS if any(way in row for row in rows)]
     handles = [Line2D([], [], color=WAYS[way][0], marker=WAYS[way][1], linestyle="none", label=WAYS[way][2])
                for way in shown]
     figure.legend(handles=[*handles, Line2D([], [], **RING, label="the plan's choice")],

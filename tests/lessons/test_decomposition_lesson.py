@@ -104,13 +104,45 @@ def test_there_is_a_batch_that_fits_decomposed_and_not_padded():
 # ---- numbers from elsewhere
 
 def test_stored_numbers_keep_their_origin():
-    report = stored.stored_benchmark("h100/verify_attention")
-    origin = stored.origin(report)
+    skews, found = padding.attention_elsewhere(5)["h100, batch 16"]
+    origin = found.origin
     assert "H100" in origin["gpu"] and origin["versions"]["torch"] and "rows" not in origin
     assert (origin["commit"] is None) == ("note" in origin), "an unknown commit is explained"
-    assert {row["skew"] for row in report["rows"] if row["batch"] == 16} == {"equal", "alpaca", "spread", "one long"}
+    assert set(skews) == {"equal", "alpaca", "spread", "one long"} and "plan" not in skews["alpaca"]
     figures._series("a series", dict(label="x", kind="measured", x=[1], y=[1], provenance=origin))
     assert json.dumps(origin)
+
+
+def put(folder, path: str, **report) -> None:
+    """A report as ``--json`` writes it, in ``folder/data``."""
+    path = folder / "data" / path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"notes": [], "bars": [], **report}))
+
+
+def test_a_report_counts_wherever_it_is_and_the_newest_counts(tmp_path):
+    assert stored.stored("x", directory=tmp_path) == []
+    put(tmp_path, "b/x.json", name="x", rows=[{"n": 1}, {"n": 2}], cpu="B", date="2026-02")
+    put(tmp_path, "b/gpu.json", name="gpu", rows=[{"section": "x", "n": 3}, {"section": "y", "n": 4}], date="2026-01")
+    put(tmp_path, "a/any.json", name="gpu", rows=[{"section": "x", "n": 5}])
+    put(tmp_path, "c/gpu.json", name="gpu", rows=[{"section": "x", "n": 6}], notes=["dry run: means nothing"])
+    a, b = stored.stored("x", directory=tmp_path)
+    assert (a.machine, [r["n"] for r in a.rows]) == ("a", [5])
+    assert (b.machine, [r["n"] for r in b.rows], b.origin) == ("b", [1, 2], {"cpu": "B", "date": "2026-02"})
+    older = stored.stored("x", lambda row: row["n"] == 3, tmp_path)
+    assert [(found.machine, len(found.rows)) for found in older] == [("b", 1)], "a newer file without such rows hides none"
+
+
+def test_attention_of_every_machine_is_shown_also_from_bench_gpu(tmp_path):
+    row = {"batch": 4, "q": 5, "skew": "equal", "padded_us": 2.0, "auto_us": 1.0, "plan_us": 9.0, "keys": 7}
+    put(tmp_path, "card/gpu.json", name="gpu", gpu="G", rows=[
+        {"section": "verify-attention", **row}, {"section": "verify-attention", **row, "batch": 8, "auto_us": 3.0},
+        {"section": "verify-attention", **row, "q": 1}, {"section": "system", "batch": 8}])
+    put(tmp_path, "box/attention.json", name="verify-attention", rows=[row])
+    shown = padding.attention_elsewhere(5, tmp_path)
+    assert {name: skews for name, (skews, _) in shown.items()} == {
+        "box, batch 4": {"equal": {"padded": 2.0, "auto": 1.0}}, "card, batch 8": {"equal": {"padded": 2.0, "auto": 3.0}}}
+    assert shown["card, batch 8"][1].origin == {"gpu": "G"}
 
 
 # ---- pictures
@@ -122,7 +154,8 @@ FIGURES = {
         {"padded_view": {1: 0.0, 8: 0.1, 32: 0.2}}, 0.3),
     "verify_latency": lambda: plots.verify_latency(
         {4: TIMES, 8: TIMES}, {"equal": TIMES, "one long": TIMES}, {"published": {"padded": 529.21, "decomposed": 335.46}},
-        {"equal": TIMES | {"flex": 2.0, "varlen": 1.0}}, here="this CPU", there="H100"),
+        {"H100": {"equal": TIMES | {"flex": 2.0, "varlen": 1.0}}, "CPU": {"one long": TIMES}}, here="this CPU"),
+    "nothing from elsewhere": lambda: plots.verify_latency({4: TIMES}, {"equal": TIMES}, {}, {}, here="this CPU"),
     "verify_memory": lambda: plots.verify_memory(
         [2, 32], {"padded_view": [1e6, 9e6], "decomposed": [1e6, 4e6]}, {"padded_view": [1e4, 1e5], "decomposed": [2e5, 4e5]},
         5e6, {"padded_view": [14e9, 30e9], "decomposed": [14e9, 20e9]}, {"16 GB": 16e9}, 32),

@@ -7,6 +7,7 @@ from pydoc_data.topics import topics
 import pytest
 import tiny
 
+from spin_core import figures
 from spin_core import plots as base
 from spin_core.lessons import long_context as lesson
 from spin_core.plots import long_context as plots
@@ -59,7 +60,7 @@ def test_acceptance_is_measured_and_falls_with_the_window(monkeypatch):
 
 
 def test_a_recorded_ladder_is_found_and_a_missing_one_is_none(monkeypatch, tmp_path):
-    monkeypatch.setattr(lesson.figures, "default_directory", lambda: tmp_path)
+    monkeypatch.setattr(figures, "default_directory", lambda: tmp_path)
     assert lesson.measured_ladder() is None
     (tmp_path / "data" / "here").mkdir(parents=True)
     (tmp_path / "data" / "here" / "spire-ladder.json").write_text(

@@ -29,8 +29,8 @@ def test_series_of_a_stored_gpu_run(tmp_path):
              "kernel_us": 2.0 * floor, "floor_us": floor, "dense_eager_us": 9 * floor} for v, floor in ((99, 5.0), (11, 3.0))]
     del rows[1]["dense_eager_us"]
     rows += [rows[0] | {"dtype": "float32"}, rows[0] | {"section": "other"}, rows[0] | {"drafts": "sampled"}]
-    (tmp_path / "card").mkdir()
-    (tmp_path / "card" / "gpu.json").write_text(json.dumps({"name": "gpu", "rows": rows, "gpu": "G", "bars": []}))
+    (tmp_path / "data" / "card").mkdir(parents=True)
+    (tmp_path / "data" / "card" / "gpu.json").write_text(json.dumps({"name": "gpu", "rows": rows, "gpu": "G", "bars": []}))
     kernel, dense = verify_times.on_gpus(tmp_path)
     assert kernel == {"label": "kernel, card", "x": ["11 × 8", "99 × 8"], "y": [2.0, 2.0], "provenance": {"gpu": "G"}}
     assert dense["label"] == "dense, eager, card" and dense["y"] == [None, 9.0]
