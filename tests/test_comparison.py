@@ -57,6 +57,32 @@ def test_numbers_are_read_off_the_series(copy, tmp_path):
     assert comparison.current(readme.read_text()) == comparison.table(copy) and readme.read_text().endswith("\nrest\n")
 
 
+def test_measured_cells_say_where(copy):
+    def series(label: str, y: list) -> dict:
+        return {"label": label, "kind": "measured", "provenance": {}, "x": ["chat", "mix"], "y": y}
+
+    change(copy, "overall_goodput", lambda old: [
+        *old, series("SPIN, embedded models, box, tokens/s", [12, 15]), series("vanilla, embedded models, box, tokens/s", [10, 10]),
+        series("SPIN, LLaMA-7B shape, card, tokens/s", [30, None]), series("vanilla, LLaMA-7B shape, card, tokens/s", [20, None]),
+        series("SPIN, unfinished, tokens/s", [1, 1])])
+    assert "| 1.20× to 1.50× (embedded models, box); 1.50× to 1.50× (LLaMA-7B shape, card) |" in comparison.table(copy)
+    (copy / "data" / "box").mkdir(parents=True)
+    bar = {"name": "goodput of the heuristic over the best fixed count", "value": .961}
+    (copy / "data" / "box" / "p.json").write_text(json.dumps({"name": "pipeline", "rows": [{}], "notes": [], "bars": [bar]}))
+    assert comparison.table(copy).endswith("| 0.96 of the best number's goodput (box) |")
+
+
+def test_the_heuristics_row_tells_its_own_goodput_not_its_numbers(copy):
+    def halve(series):
+        return [s | {"y": [y / 2 for y in s["y"]]} if s["label"] == "goodput of the heuristic over the best's" else s
+                for s in series]
+
+    cell = r"([\d.]+) of the best number's goodput at worst"
+    before = float(re.search(cell, comparison.table(copy)).group(1))
+    change(copy, "microbatch_heuristic_at_scale", halve)
+    assert float(re.search(cell, comparison.table(copy)).group(1)) == pytest.approx(before / 2, abs=.01)
+
+
 def test_a_series_that_is_not_there_is_a_dash_and_a_figure_an_error(copy, tmp_path):
     change(copy, "ablation",
            lambda series: [s for s in series if s["label"] != "CP, LLaMA-7B" or s["kind"] == "published"])

@@ -12,10 +12,12 @@ from spin_core import figures
 
 @dataclass(frozen=True)
 class Stored:
-    """``rows`` of a benchmark from one ``machine`` (its folder's name); ``origin``: the provenance of the numbers."""
+    """``rows`` of a benchmark from one ``machine`` (its folder's name), and the values of its report's ``bars`` by name;
+    ``origin``: the provenance of the numbers."""
 
     machine: str
     rows: list[dict]
+    bars: dict[str, float | None]
     origin: dict
 
 
@@ -36,7 +38,8 @@ def stored(benchmark: str, wanted: Callable[[dict], bool] = lambda row: True,
                 if row.get("section", report["name"]) == benchmark and wanted(row)]
         date, machine = report.get("date") or "", path.parent.name
         if rows and date >= newest.get(machine, ("",))[0]:
-            newest[machine] = date, Stored(machine, rows, origin(report))
+            bars = {bar["name"]: bar["value"] for bar in report.get("bars", ())}
+            newest[machine] = date, Stored(machine, rows, bars, origin(report))
     return [found for _, found in newest.values()]
 
 

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from spin_core import figures
+from spin_core.bench import peers
 from spin_core.lessons.exercises import OPEN, Answer
+from spin_core.lessons.stored import stored
 from spin_core.simulate import paper
 from spin_core.simulate.profiles import BYTES, DRAFTERS, HARDWARE, TARGETS, Hardware, Model
+from spin_core.workloads import NAMES as WORKLOADS
 
 HEURISTIC = (("Alpaca", "68M", 8), ("Alpaca", "1.4B", 8), ("Alpaca", "1.4B", 32), ("CP", "1.4B", 32),
              ("CP", "1.4B", 64))
 """Data set, drafter and batch: who gains nothing from micro-batches, and who does."""
+
+LADDER = ("plain", *paper.RUNGS)
+LADDER_NAMES = {peers.PLAIN: "plain", peers.FIXED: "best fixed drafter", peers.SPIN: "+ pipeline",
+                **{name: name.removeprefix("ours, ") for name in peers.RUNGS}, "+ pipeline": "+ pipeline"}
+"""What the benchmarks call the systems -> what the lesson does."""
 
 
 def floor(model: Model, card: Hardware, dtype: str = "fp16") -> float:
@@ -55,22 +62,79 @@ def at_scale(data_set: str, batch: int, requests: int,
     return {p: paper.serve(data_set, target, p, batch=batch, requests=count).goodput for p in policies}
 
 
-def recorded(directory: str | Path | None = None) -> tuple[dict[str, dict[str, float]], dict[str, float], dict] | None:
-    """What ``bench peers`` measured at batch 8 on the first machine of figures/data: goodput by workload and system,
-    the ladder over vanilla on the mix, and where it was measured. None where it was not run."""
-    paths = sorted((Path(directory or figures.default_directory()) / "data").glob("*/peers.json"))
-    if not paths:
-        return None
-    report = json.loads(paths[0].read_text("utf-8"))
-    case = [row for row in report["rows"] if row["batch"] == 8 and row["temperature"] == 0]
-    fixed = [row for row in case if row["contender"] == "ours, fixed"]
-    rows = {row["contender"]: row for row in case if row not in fixed}
-    workloads = ("instructions", "personas", "chat", "mix")
-    systems = {w: {"vanilla": rows["ours, vanilla"][w], "best fixed drafter": max(row[w] for row in fixed),
-                   "SPIN": rows["ours, SPIN"][w]} for w in workloads}
-    names = {"+ selection": "+ selection", "+ decomposition": "+ decomposition", "+ pipeline": "ours, SPIN"}
-    ladder = {rung: rows[name]["mix"] / rows["ours, vanilla"]["mix"] for rung, name in names.items()}
-    return systems, ladder, {k: report[k] for k in report if k not in ("name", "rows", "bars", "notes")}
+@dataclass(frozen=True)
+class Recorded:
+    """What one machine measured of the whole system at one ``batch``: ``rates[workload][system]`` in tokens/s.
+
+    Systems are rungs of ``LADDER`` and "best fixed drafter". Only what was measured is there.
+    """
+
+    name: str
+    batch: int
+    rates: dict[str, dict[str, float]]
+    origin: dict
+
+    @property
+    def workload(self) -> str:
+        """The one that ladders are shown for: the mix, if it was measured."""
+        return "mix" if "mix" in self.rates else next(iter(self.rates))
+
+    def systems(self) -> dict[str, dict[str, float]]:
+        """By workload the tokens/s of vanilla, of the best fixed drafter and of SPIN, as far as they were measured."""
+        names = {"vanilla": "vanilla", "best fixed drafter": "best fixed drafter", "SPIN": "+ pipeline"}
+        found = {workload: {name: rates[system] for name, system in names.items() if system in rates}
+                 for workload, rates in self.rates.items()}
+        return {workload: rates for workload, rates in found.items() if rates}
+
+    def over(self, base: str) -> dict[str, float]:
+        """Goodput of every rung over that of ``base``; nothing where ``base`` was not measured."""
+        rates = self.rates[self.workload]
+        return {rung: rates[rung] / rates[base] for rung in LADDER if rung in rates} if base in rates else {}
+
+
+def recorded(directory: str | Path | None = None) -> list[Recorded]:
+    """What ``bench peers`` (greedy, else its lowest temperature) and the section "system" of ``bench gpu`` left in
+    figures/data, by machine and batch."""
+    out = []
+    for found in stored("peers", directory=directory):
+        for batch in sorted({row["batch"] for row in found.rows}):
+            rows = [row for row in found.rows if row["batch"] == batch]
+            coldest = min(row["temperature"] for row in rows)
+            rates: dict[str, dict[str, float]] = {}
+            for row in rows:
+                system = LADDER_NAMES.get(row["contender"])
+                if system and row["temperature"] == coldest:
+                    for workload in WORKLOADS:
+                        if workload in row:
+                            here = rates.setdefault(workload, {})
+                            here[system] = max(row[workload], here.get(system, 0.0))
+            how = f", temperature {coldest:g}" if coldest else ""
+            out.append(Recorded(f"embedded models, {found.machine}{how}", batch, rates, found.origin))
+    for found in stored("system", directory=directory):
+        for batch in sorted({row["batch"] for row in found.rows}):
+            rates = {LADDER_NAMES.get(row["rung"], row["rung"]): row["tokens_per_s"]
+                     for row in found.rows if row["batch"] == batch}
+            out.append(Recorded(f"LLaMA-7B shape, {found.machine}", batch, {"recorded answers": rates}, found.origin))
+    return [one for one in out if one.rates]
+
+
+def like_the_paper(found: Sequence[Recorded]) -> list[Recorded]:
+    """Of each name the one whose batch is nearest to the paper's."""
+    nearest: dict[str, Recorded] = {}
+    for one in sorted(found, key=lambda one: abs(one.batch - paper.BATCH)):
+        nearest.setdefault(one.name, one)
+    return [one for one in found if one is nearest[one.name]]
+
+
+def steps_that_lose(ladders: Mapping[str, Mapping[str, float]]) -> str:
+    """A sentence for each rung of ``ladders[data set][rung]`` that has less goodput than the rung before it."""
+    out = []
+    for before, rung in zip(LADDER[1:], LADDER[2:]):
+        ratios = {data: ladder[rung] / ladder[before] for data, ladder in ladders.items()}
+        below = {data: ratio for data, ratio in ratios.items() if ratio < 1}
+        out.append(f"{rung!r} is below the step before it on {len(below)} of {len(ratios)} data sets"
+                   + "".join(f"{',' if i else ':'} {data} {ratio:.3f}" for i, (data, ratio) in enumerate(below.items())))
+    return "\n".join(out)
 
 
 def check_floor(solution: Callable) -> Answer:

@@ -7,6 +7,7 @@ Modelled numbers are solid, published ones hatched grey bars or stars. No figure
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -23,29 +24,39 @@ STAR = dict(marker="*", color=INK, markersize=13, linestyle="none", zorder=6)
 
 
 @styled
-def overall_goodput(goodput: Mapping[str, Mapping[str, Mapping[str, float]]], published: float) -> Figure:
-    """Tokens per second: ``goodput[target][data set][system]``, one panel per target; systems as in
-    ``SYSTEMS``.
+def overall_goodput(goodput: Mapping[str, Mapping[str, Mapping[str, float]]], published: float,
+                    measured: Mapping[str, Mapping[str, Mapping[str, float]]] | None = None) -> Figure:
+    """Tokens per second: ``goodput[target][data set][system]``, modelled, one panel per target; systems as in
+    ``SYSTEMS``. ``measured[where][workload][system]``: the same as measured, where any system may be missing.
 
     Above SPIN's bar stands its ratio to vanilla; ``published`` is the paper's mean ratio.
     """
-    figure = Figure(figsize=(WIDTH, 3.8), layout="constrained")
-    panels = figure.subplots(1, len(goodput), squeeze=False)[0]
-    for panel, (target, sets) in zip(panels, goodput.items()):
+    shown = {**goodput, **{f"measured: {where}": sets for where, sets in (measured or {}).items()}}
+    across = min(3, len(shown))
+    high = -(-len(shown) // across)
+    figure = Figure(figsize=(WIDTH, 3.2 * high + 0.6), layout="constrained")
+    panels = figure.subplots(high, across, squeeze=False).flat
+    for panel in panels[len(shown):]:
+        panel.set_axis_off()
+    for panel, (target, sets) in zip(panels, shown.items()):
         x, names = np.arange(len(sets)), list(SYSTEMS)
         for j, name in enumerate(names):
-            values = [systems[name] for systems in sets.values()]
+            values = [systems.get(name, np.nan) for systems in sets.values()]
             panel.bar(x + (j - 1) * 0.27, values, 0.25, color=SYSTEMS[name], label=name)
         for i, systems in enumerate(sets.values()):
-            panel.text(i + 0.27, systems["SPIN"], f"{systems['SPIN'] / systems['vanilla']:.2f}×", ha="center",
-                       va="bottom", size=9, weight="bold")
-        panel.set(xticks=x, xticklabels=list(sets), title=target)
-        panel.set_ylim(0, 1.15 * max(max(s.values()) for s in sets.values()))
+            if {"SPIN", "vanilla"} <= systems.keys():
+                panel.text(i + 0.27, systems["SPIN"], f"{systems['SPIN'] / systems['vanilla']:.2f}×", ha="center",
+                           va="bottom", size=9, weight="bold")
+        panel.set(xticks=x, xticklabels=list(sets))
+        panel.set_title(target.replace(", ", ",\n", 1), size=10)
+        panel.set_ylim(0, 1.15 * max(rate for s in sets.values() for rate in s.values()))
         panel.grid(axis="x", visible=False)
     panels[0].set_ylabel("tokens per second (modelled)")
+    if measured:
+        panels[len(goodput)].set_ylabel("tokens per second (measured)")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3,
-                  title=f"above SPIN: its ratio to vanilla, modelled. Published: about {published:.2f}× on average")
+                  title=f"above SPIN: its ratio to vanilla. Published: about {published:.2f}× on average")
     return figure
 
 
@@ -54,7 +65,7 @@ def ablation(modelled: Mapping[str, Mapping[str, float]], published: Mapping[str
              times: Mapping[str, float], times_published: Mapping[str, float],
              measured: Mapping[str, Mapping[str, float]] | None = None) -> Figure:
     """Left: speed-up over vanilla, rung by rung: ``modelled[data set][rung]``, ``published`` for ``setting``, and what
-    was ``measured`` with the embedded models.
+    was ``measured``: ``measured[where][rung]``, where any rung may be missing.
 
     Right, why they differ: seconds of one verification, ``times`` modelled and ``times_published``.
     """
@@ -69,12 +80,13 @@ def ablation(modelled: Mapping[str, Mapping[str, float]], published: Mapping[str
         shift = (j - (len(modelled) - 1) / 2) * 0.14
         left.plot(x + shift, [ratios[r] for r in rungs], marker, color=colour, markeredgecolor="white",
                   label=f"modelled: {name}", zorder=5, markersize=8.5)
-    for name, ratios in (measured or {}).items():
-        left.plot(x + 0.38, [ratios[r] for r in rungs], "P", color=INK, markersize=9, zorder=6,
+    for (name, ratios), marker in zip((measured or {}).items(), cycle("PXhp")):
+        left.plot(x + 0.38, [ratios.get(r, np.nan) for r in rungs], marker, color=INK, markersize=9, zorder=6,
                   label=f"measured: {name}")
     left.axhline(1, color=INK, linewidth=1, linestyle=":")
     left.set(xticks=x, xticklabels=rungs, ylabel="goodput over vanilla", title="The ladder")
-    left.set_ylim(0, 1.5 * max(*published.values(), *(v for r in modelled.values() for v in r.values())))
+    known = [*modelled.values(), *(measured or {}).values()]
+    left.set_ylim(0, 1.5 * max(*published.values(), *(v for ratios in known for v in ratios.values())))
     left.legend(loc="upper left", ncols=2)
     left.grid(axis="x", visible=False)
 
@@ -87,6 +99,25 @@ def ablation(modelled: Mapping[str, Mapping[str, float]], published: Mapping[str
     right.set(yticks=range(len(names)), yticklabels=names, xscale="log", xlabel="milliseconds, logarithmic",
               xlim=(5, 3000), ylim=(len(names) - 0.4, -0.6), title="One verification")
     right.grid(axis="y", visible=False)
+    return figure
+
+
+@styled
+def measured_ladders(ladders: Mapping[str, Mapping[int, Mapping[str, float]]], rungs: Sequence[str]) -> Figure:
+    """Goodput over plain decoding as measured: ``ladders[where][batch][rung]``, one panel for each ``where``; any of
+    ``rungs`` may be missing."""
+    figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
+    panels = figure.subplots(1, len(ladders), squeeze=False, sharey=True)[0]
+    for panel, (where, batches) in zip(panels, ladders.items()):
+        for (batch, ratios), (colour, marker) in zip(batches.items(), cycle(SETS)):
+            panel.plot(range(len(rungs)), [ratios.get(r, np.nan) for r in rungs], marker=marker, color=colour,
+                       label=f"batch {batch}")
+        panel.axhline(1, color=INK, linewidth=1, linestyle=":")
+        panel.set(xticks=range(len(rungs)), ylim=(0, None))
+        panel.set_xticklabels([r.replace(" ", "\n") for r in rungs], size=9)
+        panel.set_title(f"measured: {where}".replace(", ", ",\n", 1), size=10)
+        panel.legend()
+    panels[0].set_ylabel("goodput over plain decoding")
     return figure
 
 

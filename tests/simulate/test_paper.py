@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from spin_core.bench import peers
 from spin_core.lessons import system as lesson
 from spin_core.plots import system as plots
 from spin_core.simulate import paper
@@ -110,18 +111,79 @@ def test_at_large_batches_weighing_sets_beats_choosing_alone_and_both_beat_no_dr
     assert rates["spin-full"] > 1.02 * rates["spin"]
 
 
-def test_what_peers_measured_is_read(tmp_path):
-    assert lesson.recorded(tmp_path) is None
-    names = {"ours, vanilla": 10, "+ selection": 11, "+ decomposition": 12, "ours, SPIN": 13, "ours, fixed": 12}
-    workloads = ("instructions", "personas", "chat", "mix")
-    rows = [{"batch": 8, "temperature": 0.0, "contender": name, **dict.fromkeys(workloads, rate)} for name, rate in names.items()]
-    folder = tmp_path / "data" / "card"
-    folder.mkdir(parents=True)
-    (folder / "peers.json").write_text(json.dumps({"name": "peers", "rows": rows, "bars": [], "notes": [], "cpu": "x"}))
-    systems, ladder, where = lesson.recorded(tmp_path)
-    assert systems["chat"] == {"vanilla": 10, "best fixed drafter": 12, "SPIN": 13}
-    assert ladder == pytest.approx({"+ selection": 1.1, "+ decomposition": 1.2, "+ pipeline": 1.3})
-    assert where == {"cpu": "x"}
+RATES = {"ours, plain": 8, "ours, vanilla": 10, "+ selection": 11, "+ decomposition": 12, "ours, SPIN": 13, "ours, fixed": 12}
+
+
+def put(folder, path: str, name: str, rows: list[dict], **about) -> None:
+    """A report of ``bench NAME --json``, in ``folder/data``."""
+    path = folder / "data" / path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"name": name, "rows": rows, "bars": [], "notes": [], **about}))
+
+
+def peers_rows(batch: int, workloads, names=tuple(RATES), temperature: float = 0.0) -> list[dict]:
+    return [{"batch": batch, "temperature": temperature, "contender": name, **dict.fromkeys(workloads, RATES[name])}
+            for name in names] + [{"batch": batch, "temperature": temperature, "contender": "oracle", "vs_plain": 2.0}]
+
+
+def test_what_peers_measured_is_read_on_every_machine(tmp_path):
+    assert lesson.recorded(tmp_path) == []
+    rows = peers_rows(8, ("chat", "mix")) + peers_rows(8, ("mix",), temperature=1.0)
+    rows.append(rows[5] | {"chat": 9, "mix": 14})           # another fixed drafter
+    put(tmp_path, "box/peers.json", "peers", rows, cpu="x")
+    put(tmp_path, "card/peers.json", "peers", peers_rows(1, ("mix",)) + peers_rows(16, ("mix",)))
+    box, one, sixteen = found = lesson.recorded(tmp_path)
+    assert box.systems()["chat"] == {"vanilla": 10, "best fixed drafter": 12, "SPIN": 13}
+    assert box.systems()["mix"]["best fixed drafter"] == 14 and box.origin == {"cpu": "x"}
+    assert box.over("vanilla") == pytest.approx(
+        {"plain": .8, "vanilla": 1, "+ selection": 1.1, "+ decomposition": 1.2, "+ pipeline": 1.3})
+    assert (box.name, one.name, one.batch, sixteen.batch) == ("embedded models, box", "embedded models, card", 1, 16)
+    assert lesson.like_the_paper(found) == [box, one], "8 is as near to 1 as it gets"
+
+
+@pytest.mark.parametrize("rows, systems, ladder", [
+    (peers_rows(1, ("mix",)), {"mix": {"vanilla": 10, "best fixed drafter": 12, "SPIN": 13}}, 5),
+    (peers_rows(8, ("chat",), ("ours, plain", "ours, SPIN")), {"chat": {"SPIN": 13}}, 0),
+    (peers_rows(8, ("mix",), ("ours, vanilla",), 1.0), {"mix": {"vanilla": 10}}, 1),
+    (peers_rows(8, ("mix",), ("ours, plain",)), {}, 0)])
+def test_of_an_unfinished_run_what_is_there_is_shown(tmp_path, rows, systems, ladder):
+    put(tmp_path, "box/peers.json", "peers", rows)
+    found, = lesson.recorded(tmp_path)
+    assert found.systems() == systems and len(found.over("vanilla")) == ladder
+    assert ("temperature 1" in found.name) == (rows[0]["temperature"] == 1)
+    overall = plots.overall_goodput({"7B": {"A": dict(zip(plots.SYSTEMS, (1.0, 2.0, 3.0)))}}, 2.28,
+                                    {"box": found.systems()} if systems else {})
+    assert len([a for a in overall.axes if a.get_title(loc="left").startswith("measured: box")]) == bool(systems)
+    shown = plots.measured_ladders({"box": {8: found.over("plain")}}, lesson.LADDER).axes[0].lines[0].get_ydata()
+    assert np.isfinite(shown).sum() == len(found.over("plain"))
+
+
+def test_the_system_section_of_bench_gpu_is_read(tmp_path):
+    rungs = {"ours, plain": 40.0, "ours, vanilla": 50.0, "+ selection": 45.0, "+ decomposition": 60.0, "+ pipeline": 66.0}
+    put(tmp_path, "card/gpu.json", "gpu", gpu="G", rows=[
+        *({"section": "system", "batch": b, "rung": r, "tokens_per_s": b * rate} for b in (1, 8) for r, rate in rungs.items()),
+        {"section": "system", "batch": 32, "rung": "ours, plain", "tokens_per_s": 900.0}, {"section": "verify", "batch": 8}])
+    one, eight, started = found = lesson.recorded(tmp_path)
+    assert [o.batch for o in found] == [1, 8, 32] and eight.name == "LLaMA-7B shape, card" and eight.origin == {"gpu": "G"}
+    assert eight.over("plain") == pytest.approx(
+        {"plain": 1, "vanilla": 1.25, "+ selection": 1.125, "+ decomposition": 1.5, "+ pipeline": 1.65})
+    assert started.over("plain") == {"plain": 1} and started.over("vanilla") == {} == started.systems()
+    assert lesson.like_the_paper(found) == [eight]
+
+
+def test_the_benchmarks_systems_are_known_by_name():
+    """Else their rows would be left out in silence."""
+    assert {peers.PLAIN, peers.FIXED, peers.SPIN, *peers.RUNGS} <= lesson.LADDER_NAMES.keys()
+    assert set(lesson.LADDER) <= set(lesson.LADDER_NAMES.values())
+
+
+def test_steps_that_lose_are_named():
+    ladders = {"A": {"vanilla": 10, "+ selection": 9, "+ decomposition": 12, "+ pipeline": 12},
+               "B": {"vanilla": 10, "+ selection": 11, "+ decomposition": 12, "+ pipeline": 11.4}}
+    assert lesson.steps_that_lose(ladders).splitlines() == [
+        "'+ selection' is below the step before it on 1 of 2 data sets: A 0.900",
+        "'+ decomposition' is below the step before it on 0 of 2 data sets",
+        "'+ pipeline' is below the step before it on 1 of 2 data sets: B 0.950"]
 
 
 @pytest.mark.parametrize("policy, pipeline", [("spin", "auto"), ("near", 2)])
