@@ -4,7 +4,7 @@ verification by drafter, shape and way of drawing."""
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -47,6 +47,40 @@ def tau(runs: Iterable[list[Event]]) -> float:
     """Tokens per verification."""
     steps = [event for run in runs for event in run]
     return sum(len(event.emitted) for event in steps) / len(steps)
+
+
+def _tau_and_error(runs: Iterable[list[Event]]) -> tuple[float, float]:
+    """Tokens per verification, and its standard error, were verifications independent."""
+    tokens = [len(event.emitted) for run in runs for event in run]
+    return statistics.mean(tokens), statistics.stdev(tokens) / len(tokens) ** 0.5
+
+
+def what_width_brought(law: str, runs: Mapping[int, list[list[Event]]], level: int = 2) -> str:
+    """A sentence on the widest against the narrowest tree of ``runs``, by width: what it gained, whether so few
+    verifications can tell, and how often ``level`` drafted tokens held, so that the wide level was reached at all."""
+    narrow, wide = min(runs), max(runs)
+    (one, error), (other, more) = (_tau_and_error(runs[width]) for width in (narrow, wide))
+    gained, noise = other - one, (error ** 2 + more ** 2) ** 0.5
+    verdict = "within the noise" if abs(gained) < 2 * noise else "a gain" if gained > 0 else "a loss"
+    steps = [event for run in runs[wide] for event in run]
+    reached = sum(event.accepted >= level for event in steps) / len(steps)
+    theirs = PUBLISHED_TAU[law]
+    return (f"{law}: {one:.2f} with {narrow}, {other:.2f} with {wide}: {gained:+.2f} ± {noise:.2f} in {len(steps)} "
+            f"verifications, {verdict}; the wide level was reached by {reached:.0%} of them. "
+            f"Published: {theirs[min(theirs)]:.2f} to {theirs[max(theirs)]:.2f}")
+
+
+def what_width_cost(cost: Mapping[int, Mapping[int, float]], tau: Mapping[int, float]) -> str:
+    """A line per batch of ``cost[batch][width]``, time per token: the fastest width, and what the widest tree's step
+    takes and brings over the narrowest's."""
+    lines = []
+    for batch, by_width in cost.items():
+        narrow, wide = min(by_width), max(by_width)
+        tokens = tau[wide] / tau[narrow]
+        lines.append(f"batch {batch}: width {min(by_width, key=by_width.get)} is the fastest; with {wide} children a step "
+                     f"takes {by_width[wide] / by_width[narrow] * tokens:.2f} times as long as with {narrow}, for "
+                     f"{tokens:.2f} times the tokens")
+    return "\n".join(lines)
 
 
 def step_seconds(runs: Iterable[list[Event]], batch: int) -> float:

@@ -12,10 +12,11 @@ from ipywidgets import HTML, Dropdown, FloatSlider, IntSlider, Text
 from scipy import stats
 
 from spin_core.engine import Engine
-from spin_core.lessons import tree_steps
+from spin_core.lessons import tree_steps, trees
 from spin_core.lessons.verify_rules import P
 from spin_core.plots import trees as plots
 from spin_core.request import SamplingParams
+from spin_core.trace import Event
 from spin_core.widgets import trees as widgets
 
 NAME = "tree:near,same:2,1"
@@ -81,6 +82,21 @@ def test_exercise_checks():
     answer = tree_steps.check_tree_tokens(lambda parents, rates: tree_steps.expected_tokens(parents, rates) - 1)
     assert answer.status == "wrong" and "own token" in answer.message
     assert tree_steps.check_tree_tokens(lambda parents, rates: 1 / 0).status == "wrong"
+
+
+def test_findings_on_width_are_read_off_the_numbers():
+    def runs(*lengths: int) -> list[list[Event]]:
+        return [[Event("step", 0.0, 0, emitted=[0] * n, accepted=n - 1) for n in lengths]]
+
+    few = trees.what_width_brought("sampled", {1: runs(1, 3), 5: runs(1, 2, 2, 3)})
+    assert few == ("sampled: 2.00 with 1, 2.00 with 5: +0.00 ± 1.08 in 4 verifications, within the noise; the wide level was "
+                   "reached by 25% of them. Published: 1.79 to 2.38")
+    many = {1: runs(*[1, 2] * 200), 5: runs(*[2, 3] * 200)}
+    assert "a gain; the wide level was reached by 50%" in trees.what_width_brought("greedy", many)
+    assert "-1.00 ± 0.04 in 400 verifications, a loss" in trees.what_width_brought("greedy", {1: many[5], 5: many[1]})
+    assert trees.what_width_cost({1: {1: 10.0, 5: 15.0}, 4: {1: 9.0, 5: 6.0}}, {1: 1.5, 5: 1.8}).splitlines() == [
+        "batch 1: width 1 is the fastest; with 5 children a step takes 1.80 times as long as with 1, for 1.20 times the tokens",
+        "batch 4: width 5 is the fastest; with 5 children a step takes 0.80 times as long as with 1, for 1.20 times the tokens"]
 
 
 def test_the_tables_and_the_map_are_drawn():
