@@ -87,6 +87,7 @@ def run(args) -> Report:
     prompts = [family.encode(p.messages) for p in load_workload(args.workload, "test", limit=args.prompts)]
     report = race(family, prompts, args.arms or pool(family), args.policies, args.gammas, args.batch, args.repeats,
                   args.max_new_tokens, args.finalists)
+    report.rows = [{"batch": args.batch, **row} for row in report.rows]
     report.notes.append(f"{len(prompts)} prompts of {args.workload}, {min(map(len, prompts))} to "
                         f"{max(map(len, prompts))} tokens, max_new_tokens {args.max_new_tokens}, batch {args.batch}")
     return report

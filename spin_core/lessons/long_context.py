@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
 
 from spin_core import theory
+from spin_core.bench import peers
 from spin_core.bench import spire as bench
 from spin_core.engine import Engine
 from spin_core.lessons.exercises import Answer, attempt
 from spin_core.lessons.stored import stored
 from spin_core.request import SamplingParams
+from spin_core.select.recording import Recording
 from spin_core.simulate import spire
 
 CONTEXTS = [2 ** n for n in range(4, 18)]
+LIVE_BATCH = 8          # of stored `bench select-live` reports whose rows do not say it yet
 
 
 def tau(system: spire.System, context: int, drafted: int) -> float:
@@ -68,6 +74,56 @@ def acceptance(family, group: str, windows: Sequence[str], context: int, prompts
         rows.append({"texts": group, "window": window, "prompt_tokens": round(sum(map(len, texts)) / len(texts)),
                      **bench.agreement(engine)})
     return rows
+
+
+def predicted(recording: Recording, drafter: str, batch: int, gamma: int, tau: float, drafted: float) -> float:
+    """The throughput model on measured costs: ``tau / ((gamma draft + verify) / plain)``, every pass as long as it was
+    when ``recording`` was made. ``drafted`` tokens per request and step, on average, are verified; a drafter that looks
+    up needs one pass for all of them."""
+    plain, verify = recording.passes["target"]([batch, batch * (1 + drafted)])
+    passes = 1 if drafter.split("+")[-1] in recording.lookups else gamma
+    return float(tau * plain / (passes * recording.passes[drafter](batch) + verify))
+
+
+def our_family(batch: int = LIVE_BATCH, gamma: int = 2, directory: str | Path | None = None) -> tuple[list[dict], dict]:
+    """The throughput model on our family, and what it measured: a row for each drafter, and the provenance of the measurement.
+
+    "modelled": from the tokens per verification that ``bench drafters`` counted over all texts. Where the engine was
+    timed at that ``batch`` and ``gamma`` on the machine of the recorded costs (``bench
+    select-live`` or ``bench peers``), "measured" is its speed-up over plain decoding, and "own" what the model says with
+    the tokens per verification of that very run.
+    """
+    recording, out = Recording.load(), []
+    counted = stored("drafters", lambda row: row["workload"] == "mix", directory)
+    runs, origin = _timed(recording, batch, gamma, directory)
+    for row in counted[0].rows if counted else ():
+        name = row["drafter"]
+        if name in recording.arms:
+            drafted = float(np.minimum(recording.proposed[recording.arms.index(name)], gamma).mean())
+            found = {"drafter": name, "modelled": predicted(recording, name, batch, gamma, row[f"tau{gamma}"], drafted)}
+            if name in runs:
+                run = runs[name]
+                tau, acceptance = run["tokens_per_verification"], run["acceptance"]
+                drafted = (tau - 1) / acceptance if acceptance else 0.0
+                found |= {"own": predicted(recording, name, batch, gamma, tau, drafted), "measured": run["vs_plain"]}
+            out.append(found)
+    return out, origin
+
+
+def _timed(recording: Recording, batch: int, gamma: int, directory) -> tuple[dict[str, dict], dict]:
+    """Rows with "vs_plain" by drafter, each served alone, greedily, on the machine of the recording, and their provenance:
+    of ``bench select-live``, else of ``bench peers``."""
+    for found in stored("select-live", lambda row: row.get("batch", LIVE_BATCH) == batch, directory):
+        rows = {row["contender"]: row for row in found.rows if row["gamma"] == gamma}
+        if rows and found.origin.get("cpu") == recording.about["cpu"]:
+            return rows, found.origin
+    for found in stored("peers", lambda row: row["temperature"] == 0 and row["batch"] == batch, directory):
+        plain = [row["tokens_per_s"] for row in found.rows if row["contender"] == peers.PLAIN]
+        rows = {row["drafter"]: row | {"vs_plain": row["tokens_per_s"] / plain[0]} for row in found.rows
+                if plain and row["contender"] == peers.FIXED and row["gamma"] == gamma}
+        if rows and found.origin.get("cpu") == recording.about["cpu"]:
+            return rows, found.origin
+    return {}, {}
 
 
 def measured_ladder() -> tuple[list[dict], dict] | None:

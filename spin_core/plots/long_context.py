@@ -118,6 +118,28 @@ def ladder(published: Mapping[str, tuple[float, float]], ours: Mapping[str, floa
 
 
 @styled
+def our_family(rows: Sequence[Mapping], batch: int, gamma: int) -> Figure:
+    """Speed-up over plain decoding by drafter: "modelled", and where the engine was timed, "own" and "measured"."""
+    figure = Figure(figsize=(WIDTH, 0.42 * len(rows) + 1.6), layout="constrained")
+    panel = figure.subplots()
+    y = np.arange(len(rows))
+    looks = {"modelled": (tint(GREEN, .45), "modelled, tokens per verification of all texts"),
+             "own": (tint(GREEN, .85), "modelled, those of the timed run"), "measured": (tint(BLUE, .85), "measured")}
+    for i, (key, (colour, label)) in enumerate(looks.items()):
+        values = [row.get(key, np.nan) for row in rows]
+        panel.barh(y + (i - 1) * .27, values, .25, color=colour, label=label)
+        for at, value in zip(y, values):
+            if np.isfinite(value):
+                panel.text(value, at + (i - 1) * .27, f" {value:.2f}", va="center", size=8)
+    panel.axvline(1, color=INK, linewidth=1, linestyle=":")
+    panel.set(yticks=y, yticklabels=[row["drafter"] for row in rows], ylim=(len(rows) - .4, -.6),
+              xlabel="throughput over plain decoding", title=f"Our family, batch {batch}, gamma {gamma}")
+    panel.grid(axis="y", visible=False)
+    figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
+
+
+@styled
 def acceptance(rows: Sequence[Mapping], bar: float) -> Figure:
     """How often the target agrees with its own sparse drafts, by texts and window; tokens per verification beside."""
     figure = Figure(figsize=(WIDTH, 0.36 * len(rows) + 1.5), layout="constrained")

@@ -1,4 +1,4 @@
-"""Sliders for SPIRe's throughput model: when is which drafting worth it?"""
+"""Sliders for SPIRe's throughput model: when is which drafting worth it? And what of it did our family measure?"""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from ipywidgets import Dropdown, IntSlider, SelectionSlider
 from matplotlib.figure import Figure
 
 from spin_core.lessons import long_context as lesson
+from spin_core.plots import long_context as plots
 from spin_core.plots.long_context import roofline
 from spin_core.simulate import spire
 from spin_core.widgets.panel import Panel
@@ -30,3 +31,11 @@ def picture(batch: int, context: int, drafted: int, window: str, hoi: float) -> 
     return roofline(lesson.roofline(batch, context, **setting), lesson.multipliers(batch, context, **setting),
                     f"modelled: batch {batch}, context {context:,}, gamma {drafted}, a sparse draft sees {window}, "
                     f"{hoi:g} FLOP per byte")
+
+
+def our_family() -> Panel:
+    """Batch and gamma -> the model on our family's costs, beside what was measured at that setting."""
+    controls = [SelectionSlider(options=[1, 2, 4, 8, 16], value=lesson.LIVE_BATCH, description="batch"),
+                IntSlider(2, 1, 8, description="gamma", continuous_update=False)]
+    return Panel(controls, lambda: plots.our_family(lesson.our_family(*(c.value for c in controls))[0],
+                                                    *(c.value for c in controls)))

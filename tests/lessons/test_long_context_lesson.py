@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pydoc_data.topics import topics
 
 import pytest
@@ -11,6 +12,7 @@ from spin_core import figures
 from spin_core import plots as base
 from spin_core.lessons import long_context as lesson
 from spin_core.plots import long_context as plots
+from spin_core.select.recording import Recording
 from spin_core.simulate import spire
 from spin_core.widgets import long_context as widgets
 
@@ -57,6 +59,45 @@ def test_acceptance_is_measured_and_falls_with_the_window(monkeypatch):
     monkeypatch.setattr(lesson.bench, "texts", lambda *args: texts)
     everything, little = lesson.acceptance(tiny.family(), "joined", ["1/1", "2"], 40, 3, 30)
     assert everything["acceptance"] == 1 and little["acceptance"] < .9 and everything["prompt_tokens"] == 40
+
+
+def put(folder, name: str, rows: list[dict], cpu: str = "AMD EPYC") -> None:
+    path = folder / "data" / "box" / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"name": name, "rows": rows, "notes": [], "bars": [], "cpu": cpu}))
+
+
+def test_the_model_on_our_family_is_the_formula_and_stands_beside_what_was_measured(tmp_path):
+    recording = Recording.load()
+    target, draft = recording.passes["target"], recording.passes["fed-1L-8k"](8)
+    assert lesson.our_family(8, 2, tmp_path) == ([], {})
+    put(tmp_path, "drafters", [{"workload": w, "drafter": d, "tau2": 1.5, "tau3": 1.6} for w in ("mix", "chat")
+                               for d in ("fed-1L-8k", "ngram", "unknown")])
+    fed, ngram = lesson.our_family(8, 2, tmp_path)[0]
+    assert fed["modelled"] == pytest.approx(1.5 * target(8) / (2 * draft + target(24)), rel=.01) and "own" not in fed
+    assert ngram["modelled"] > fed["modelled"], "a look-up costs nothing, and often drafts nothing"
+    put(tmp_path, "peers", [{"contender": c, "drafter": d, "gamma": g, "batch": 8, "temperature": 0.0, "tokens_per_s": rate,
+                             "tokens_per_verification": 1.4, "acceptance": .2}
+                            for c, d, g, rate in (("ours, plain", None, None, 50.0), ("ours, fixed", "fed-1L-8k", 2, 45.0))])
+    rows, origin = lesson.our_family(8, 2, tmp_path)
+    assert rows[0]["measured"] == pytest.approx(.9) and origin == {"cpu": "AMD EPYC"} and "measured" not in rows[1]
+    assert rows[0]["own"] == pytest.approx(1.4 * target(8) / (2 * draft + target(24)))
+    live = [{"contender": "fed-1L-8k", "gamma": 2, "vs_plain": .8, "tokens_per_verification": 1.4, "acceptance": .2}]
+    put(tmp_path, "select-live", live)
+    assert lesson.our_family(8, 2, tmp_path)[0][0]["measured"] == .8
+    for batch, gamma in ((4, 2), (8, 3)):
+        assert "measured" not in lesson.our_family(batch, gamma, tmp_path)[0][0], "another setting"
+    put(tmp_path, "select-live", live, cpu="another")
+    assert lesson.our_family(8, 2, tmp_path)[0][0]["measured"] == pytest.approx(.9), "other costs"
+
+
+def test_the_widget_moves_the_model_on_our_family():
+    panel = widgets.our_family()
+    batch, gamma = panel.children[0].children
+    for control in (batch, gamma):
+        before = bytes(panel.picture.value)
+        control.value = 4
+        assert bytes(panel.picture.value) != before
 
 
 def test_a_recorded_ladder_is_found_and_a_missing_one_is_none(monkeypatch, tmp_path):
