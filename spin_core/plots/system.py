@@ -11,7 +11,7 @@ from itertools import cycle
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from spin_core.pipeline.schedule import STAGES, Schedule
 from spin_core.plots.base import BLUE, GREEN, GREY, INK, LIGHT, ORANGE, PURPLE, RED, SKY, WIDTH, styled, tint
@@ -47,7 +47,9 @@ def overall_goodput(goodput: Mapping[str, Mapping[str, Mapping[str, float]]], pu
             if {"SPIN", "vanilla"} <= systems.keys():
                 panel.text(i + 0.27, systems["SPIN"], f"{systems['SPIN'] / systems['vanilla']:.2f}×", ha="center",
                            va="bottom", size=9, weight="bold")
-        panel.set(xticks=x, xticklabels=list(sets))
+        beside = 0.5 + max(0, 3 - len(sets)) / 2        # a lone group is no wider than one of several
+        panel.set(xticks=x, xlim=(-beside, len(sets) - 1 + beside))
+        panel.set_xticklabels(list(sets), size=8.5)
         panel.set_title(target.replace(", ", ",\n", 1), size=10)
         panel.set_ylim(0, 1.15 * max(rate for s in sets.values() for rate in s.values()))
         panel.grid(axis="x", visible=False)
@@ -69,7 +71,7 @@ def ablation(modelled: Mapping[str, Mapping[str, float]], published: Mapping[str
 
     Right, why they differ: seconds of one verification, ``times`` modelled and ``times_published``.
     """
-    figure = Figure(figsize=(WIDTH, 4.0), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[1.45, 1])
     rungs = list(published)
     x = np.arange(len(rungs))
@@ -86,8 +88,8 @@ def ablation(modelled: Mapping[str, Mapping[str, float]], published: Mapping[str
     left.axhline(1, color=INK, linewidth=1, linestyle=":")
     left.set(xticks=x, xticklabels=rungs, ylabel="goodput over vanilla", title="The ladder")
     known = [*modelled.values(), *(measured or {}).values()]
-    left.set_ylim(0, 1.5 * max(*published.values(), *(v for ratios in known for v in ratios.values())))
-    left.legend(loc="upper left", ncols=2)
+    left.set_ylim(0, 1.1 * max(*published.values(), *(v for ratios in known for v in ratios.values())))
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3 - bool(measured))
     left.grid(axis="x", visible=False)
 
     names = [*times, *times_published]
@@ -98,6 +100,7 @@ def ablation(modelled: Mapping[str, Mapping[str, float]], published: Mapping[str
         right.text(seconds * 1e3 * 1.08, y, f"{seconds * 1e3:.0f} ms", va="center", size=9.5)
     right.set(yticks=range(len(names)), yticklabels=names, xscale="log", xlabel="milliseconds, logarithmic",
               xlim=(5, 3000), ylim=(len(names) - 0.4, -0.6), title="One verification")
+    right.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     right.grid(axis="y", visible=False)
     return figure
 
@@ -113,11 +116,12 @@ def measured_ladders(ladders: Mapping[str, Mapping[int, Mapping[str, float]]], r
             panel.plot(range(len(rungs)), [ratios.get(r, np.nan) for r in rungs], marker=marker, color=colour,
                        label=f"batch {batch}")
         panel.axhline(1, color=INK, linewidth=1, linestyle=":")
-        panel.set(xticks=range(len(rungs)), ylim=(0, None))
+        panel.set(xticks=range(len(rungs)))
         panel.set_xticklabels([r.replace(" ", "\n") for r in rungs], size=9)
         panel.set_title(f"measured: {where}".replace(", ", ",\n", 1), size=10)
         panel.legend()
-    panels[0].set_ylabel("goodput over plain decoding")
+    most = max(ratio for batches in ladders.values() for ratios in batches.values() for ratio in ratios.values())
+    panels[0].set(ylabel="goodput over plain decoding", ylim=(0, 1.1 * most))
     return figure
 
 
