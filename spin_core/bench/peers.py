@@ -32,6 +32,7 @@ from spin_core.select import NONE, make
 from spin_core.select.oracle import Planned, oracle_request, oracle_steps
 from spin_core.select.recording import Recording
 from spin_core.select.replay import replay
+from spin_core.trace import Trace
 from spin_core.workloads import NAMES
 
 DESCRIPTION = "the whole system against transformers (generate, assisted, continuous batching) and flashspec"
@@ -160,12 +161,15 @@ def row(contender: Contender, baseline: Contender, temperature: float) -> dict:
             for workload in dict.fromkeys(w for _, w in contender.cells)}
     if temperature == 0:
         out["same_text"] = statistics.mean(a == b for a, b in pairs)
-    if contender.engine:
-        metrics = contender.engine.trace.metrics()
-        total = sum(metrics["seconds"].values())
-        out |= {"tokens_per_verification": metrics["tokens_per_verification"], "acceptance": metrics["acceptance_rate"]}
-        out |= {f"{phase}_share": seconds / total for phase, seconds in metrics["seconds"].items()}
-    return out
+    return out | of_trace(contender.engine.trace) if contender.engine else out
+
+
+def of_trace(trace: Trace) -> dict:
+    """What an engine's trace adds to its line: what a verification brings, and each phase's share of the steps."""
+    metrics = trace.metrics()
+    total = sum(metrics["seconds"].values())
+    return {"tokens_per_verification": metrics["tokens_per_verification"], "acceptance": metrics["acceptance_rate"],
+            **{f"{phase}_share": seconds / total for phase, seconds in metrics["seconds"].items()}}
 
 
 def bars(here: list[Contender], batch: int, temperature: float) -> list[Bar]:
