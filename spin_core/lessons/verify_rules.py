@@ -15,8 +15,8 @@ from spin_core.verify.tree import trials
 Children = list[tuple[tuple[int, ...], float]]      # every possible list of children, with its probability
 COUNT = 3                                           # of children
 
-# Six tokens: the target's law, and the drafter's. The reference below was found by an enumeration over six tokens and
-# three children whose laws we do not know. These were searched for: with them the rules reproduce it.
+# Six tokens: the target's law, and the drafter's. An earlier enumeration, over six tokens and three children, found the
+# numbers below, but its laws were not kept. These were searched for: with them the rules reproduce its numbers.
 P = torch.tensor([0.32, 0.24, 0.19, 0.12, 0.11, 0.02], dtype=torch.float64)
 Q = torch.tensor([0.09, 0.36, 0.30, 0.08, 0.05, 0.12], dtype=torch.float64)
 
@@ -88,7 +88,7 @@ BIASED = {
     "vote of three, raw q": Rule(voted, "independent"),
     "top-k, raw q": Rule(shuffled(top_k), "independent"),
 }
-# The reference: total variation of the mistakes, and the acceptance of two lossless rules.
+# What the earlier enumeration found: total variation of the mistakes, and the acceptance of two lossless rules.
 DISTANCES = {"independent, duplicates merged": 0.026, "without replacement, raw q": 0.080,
              "vote of three, raw q": 0.035, "top-k, raw q": 0.172}
 ACCEPTED = {"independent, duplicates kept": 0.79, "independent, tested as one-hot": 0.43}
