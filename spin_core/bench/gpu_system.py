@@ -25,7 +25,7 @@ from spin_core.bench import Bar, Report, peers
 from spin_core.bench.gpu import TINY, Settings, attempt
 from spin_core.bench.gpu_drafting import random_llama
 from spin_core.draft.base import CaughtUp, never
-from spin_core.engine import Engine
+from spin_core.engine import PASSES, Engine
 from spin_core.request import Request, SamplingParams
 from spin_core.select.recording import Recording
 from spin_core.simulate.profiles import DRAFTERS, TARGETS, Model
@@ -90,8 +90,8 @@ def run(target: Model, drafters: Sequence[tuple[Model, str]], recording: Recordi
 
 def ladder(family) -> dict[str, tuple[tuple, dict]]:
     """Rung -> (the one drafter and its gamma, or nothing; options of the engine), as in ``bench peers``."""
-    pool = {"arms": list(family.drafters)}
-    middle = {title: ((), options | pool) if "selector" in options else (peers.singles(family)[0], options)
+    pool, vanilla = {"arms": list(family.drafters)}, (next(iter(family.drafters)), PASSES)
+    middle = {title: ((), options | pool) if "selector" in options else (vanilla, options)
               for title, options in peers.RUNGS.items()}
     return {peers.PLAIN: (("none", 0), {})} | middle | {WHOLE: ((), pool)}
 
