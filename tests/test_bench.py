@@ -1,6 +1,7 @@
 """The common form of the benchmarks, and the peers' comparison on a tiny family."""
 
 import json
+import sys
 from argparse import ArgumentParser
 from types import SimpleNamespace
 
@@ -68,6 +69,20 @@ def test_peers_decode_the_same_text(family):
         assert ours == contenders.assisted(family, family.target, assistant, 3, 12)(prompts)
 
 
+def test_flashspec_decodes_the_same_text(family):
+    pytest.importorskip("flashspec", reason=contenders.INSTALL)
+    prompts, assistant = [[5, 6, 7], [8, 9, 10, 11]], contenders.assistant(family.drafters["near"], family.target)
+    stops = contenders.generate(family, family.target, 1, 40)(prompts)
+    assert contenders.flashspec(family, assistant, 40)(prompts) == stops and any(len(text) < 40 for text in stops)
+    assert all(contenders.flashspec(family, assistant, 8, 1.0)(prompts))
+
+
+def test_flashspec_that_is_missing_says_how_to_get_it(family, monkeypatch):
+    monkeypatch.setitem(sys.modules, "flashspec", None)
+    with pytest.raises(ImportError, match=r"pip install -e '.\[peers\]' brings it"):
+        contenders.flashspec(family, None, 8)([[5, 6]])
+
+
 def test_an_assistant_drafts_over_the_targets_ids(family):
     drafter = family.drafters["subset"]
     logits = contenders.assistant(drafter, family.target)(input_ids=torch.tensor([[5, 6, 7]])).logits[0, -1]
@@ -89,7 +104,8 @@ def test_a_peer_that_fails_is_left_out_and_named():
     notes = []
     here = [peers.Contender(peers.BASELINE, lambda prompts: [[1, 2]] * len(prompts)), peers.Contender("odd", broken),
             peers.Contender("slow", lambda prompts: [[1]], only="b")]
-    assert peers.race(here, {"a": [[1]], "b": [[2]]}, [[3]], GREEDY, 0.0, notes) == 1, "one round, however little time there is"
+    # one round, however little time there is
+    peers.race(here, {"a": [[1]], "b": [[2]]}, [[3]], GREEDY, 0.0, notes)
     assert [c.name for c in here] == [peers.BASELINE, "slow"]
     assert set(here[0].cells) == {(0, "a"), (0, "b")} and set(here[1].cells) == {(0, "b")}
     assert "odd did not run here: RuntimeError: no kernel" in notes[0]
@@ -116,9 +132,99 @@ def test_bars_are_those_of_the_whole_system():
     assert len(peers.bars(here, 1, 1.0)) == 1 and [b.target for b in peers.bars(here, 8, 0.0)][1] == ">= 1.3"
 
 
+class Clock:
+    """Decodes until its time has come."""
+
+    def __init__(self, calls: int, error: type[BaseException]) -> None:
+        self.calls, self.error = calls, error
+
+    def __call__(self, prompts):
+        self.calls -= 1
+        if self.calls < 0:
+            raise self.error("enough")
+        return [[1, 2]] * len(prompts)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_round_that_breaks_off_leaves_those_before_it(error):
+    here = [peers.Contender(peers.BASELINE, Clock(6, error))]       # a warm-up, two rounds and half of the third
+    with pytest.raises(error, match="enough"):
+        peers.race(here, {"a": [[1]], "b": [[2]]}, [[3]], GREEDY, float("inf"), [])
+    assert list(here[0].cells) == [(0, "a"), (0, "b"), (1, "a"), (1, "b")]
+
+
+def run_to(breaks: list[tuple[int, type[BaseException]]], monkeypatch) -> Report:
+    """A run of three cases; those that break do so after so many whole rounds."""
+    def race(here, prompts, before, params, stop, notes):
+        rounds, error = todo.pop(0)
+        here[:] = [contender(name, 10.0, rounds=rounds, ours=False)
+                   for name in (peers.BASELINE, peers.PLAIN, peers.FIXED, peers.SPIN)]
+        for c in here:
+            c.texts = {"a": [[1]], "b": [[2]]}
+        if error:
+            raise error("enough")
+
+    todo = list(breaks)
+    monkeypatch.setattr("spin_core.zoo.load", lambda *_, **__: SimpleNamespace(encode=lambda messages: [1]))
+    monkeypatch.setattr("spin_core.workloads.load_workload", lambda *_, limit: [SimpleNamespace(messages="x")] * limit)
+    monkeypatch.setattr(peers, "field_of", lambda *_: [])
+    monkeypatch.setattr(peers, "race", race)
+    monkeypatch.setattr(peers, "ceilings", lambda batch: [{"contender": "ceiling"}])
+    parser = ArgumentParser()
+    peers.add_arguments(parser)
+    return peers.run(parser.parse_args(["--batch", "1", "2", "3", "--temperature", "0", "--workloads", "a", "b"]))
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_run_that_breaks_off_keeps_what_it_has(error, monkeypatch):
+    report = run_to([(2, None), (0, error)], monkeypatch)
+    assert {row["batch"] for row in report.rows} == {1}
+    assert report.notes[1] == f"broke off: {error.__name__}: enough" and report.bars[-1].holds is False
+    report = run_to([(2, None), (1, error)], monkeypatch)
+    assert {row["batch"] for row in report.rows} == {1, 2}
+    assert report.notes[1] == "batch 2, greedy: 1 rounds of 4 prompts, at most 32 tokens each"
+
+
+def test_a_run_to_the_end_ends_with_the_ceilings(monkeypatch):
+    report = run_to([(1, None)] * 3, monkeypatch)
+    assert [row["contender"] for row in report.rows][-3:] == ["ceiling"] * 3
+    assert not any(bar.name.startswith("runs to") for bar in report.bars)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_run_that_has_measured_nothing_raises(error, monkeypatch):
+    with pytest.raises(error):
+        run_to([(0, error)], monkeypatch)
+
+
+def test_fixed_drafters_are_the_whole_pool(family):
+    family.drafters = {name: family.drafters[name] for name in ("near", "subset")}
+    names = lambda *asked: [name for name, _ in peers.singles(family, list(asked), 1)]
+    assert names("default") == ["near", "subset", "ngram"]
+    assert names("all") == ["near", "subset", "ngram", "ngram+near", "ngram+subset"]
+    assert peers.singles(family, ["sparse:near:1/2:3", "ngram:1"], 8) == [("sparse:near:1/2", 3), ("ngram", 1)]
+    assert dict(peers.singles(family, ["default"], 8))["near"] == 2, "of a drafter that nobody has measured"
+    with pytest.raises(ValueError):
+        names("near")
+
+
+def test_fixed_drafters_draft_as_much_as_pays(monkeypatch, tmp_path):
+    """The dear drafter less than the cheap one, and both less in a batch, where rows are dear."""
+    peers.best_gamma.cache_clear()
+    cheap, dear = ([peers.best_gamma(name, batch) for batch in (1, 8)] for name in ("ngram", "pruned-2L-8k"))
+    assert cheap[0] > cheap[1] > dear[1] >= 1 and cheap[0] > dear[0]
+    stored = {"rows": [{"workload": "chat", "drafter": "near", "best_gamma": 7},
+                       {"workload": "mix", "drafter": "near", "best_gamma": 5}]}
+    monkeypatch.setattr(peers.figures, "default_directory", lambda: tmp_path)
+    (tmp_path / "data" / "card").mkdir(parents=True)
+    (tmp_path / "data" / "card" / "drafters.json").write_text(json.dumps(stored))
+    assert peers.best_gamma("near", 1) == 5 and peers.best_gamma("near", 8) is None
+
+
 def test_everybody_takes_part_on_a_tiny_family(family):
     family.drafters = {name: family.drafters[name] for name in ("near", "subset")}
-    args = SimpleNamespace(max_new_tokens=6, assistant=None, fixed=None)
+    args = SimpleNamespace(max_new_tokens=6, assistant=None, fixed=["near:2", "ngram:4"],
+                           arms=["sparse:target:1/2", "vote", "tree:near,subset:2,1"])
     prompts = {"mix": [[5, 6, 7], [8, 9, 10, 11]]}
     for batch in (1, 2):
         notes = []
@@ -128,9 +234,11 @@ def test_everybody_takes_part_on_a_tiny_family(family):
         rows = [peers.row(c, here[0], 0.0) for c in here]
         assert not notes and all(row["same_text"] == 1 for row in rows)
         names = [row["contender"] for row in rows]
-        assert names[-2:] == [peers.SPIN, "ours, spin-full"] and (peers.ASSISTED in names) == (batch == 1)
+        assert names[-3:] == [peers.SPIN, peers.MORE, "ours, spin-full"] and (peers.ASSISTED in names) == (batch == 1)
         assert ("+ decomposition" in names) == (batch == 2)
-        assert peers.bars(here, batch, 0.0)
+        assert rows[-2]["drafters"] and "vote" not in rows[-3]["drafters"]
+        assert f"SPIN with more arms over SPIN, batch {batch}, greedy" in [b.name for b in peers.bars(here, batch, 0.0)]
+    assert peers.MORE not in [c.name for c in peers.field_of(family, 2, 1.0, args)]
 
 
 def test_ceilings_are_above_what_is_below_them():

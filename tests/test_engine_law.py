@@ -19,6 +19,7 @@ from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 from spin_core.draft import ModelDrafter
 from spin_core.engine import Engine
 from spin_core.request import SamplingParams
+from spin_core.select import make
 
 VOCAB, LENGTH, PROMPT = 6, 3, [4, 1, 2, 4, 1, 2, 4, 1]       # prompt lookup has something to propose from the start
 PLAIN = SamplingParams(temperature=1.0, max_new_tokens=LENGTH)
@@ -89,6 +90,15 @@ def test_the_enumeration_is_a_law_and_the_filter_filters():
          "self-speculation, top-p", "vote"])
 def test_the_engines_texts_follow_the_targets_law(drafter, gamma, params, count):
     assert p_value(texts(drafter, gamma, params, count), law(params)) > 1e-3
+
+
+def test_texts_follow_the_targets_law_under_spin_whoever_drafts():
+    arms = ["sparse:near:3", "sparse:target:4", "vote:other,near,ngram", "tree:other,near:2,1"]
+    # left to itself it would soon draft no more: models so small are fastest alone
+    exploring = make("spin", arms, gamma=2, explore=8, first=1, growth=1.0)
+    engine = Engine(family(), selector=exploring, max_batch=256, max_len=16, pipeline="off")
+    assert p_value(texts("spin", 2, PLAIN, 2_000, engine), law(PLAIN)) > 1e-3
+    assert {e.drafter for e in engine.trace.events if e.kind == "step" and e.drafted} == {*arms}
 
 
 class Liar(ModelDrafter):

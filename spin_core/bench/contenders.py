@@ -15,6 +15,7 @@ from spin_core.runtime.linear import pack_linears
 from spin_core.runtime.runner import share_weights
 
 Tokens = list[list[int]]
+INSTALL = "pip install -e '.[peers]'"       # brings flashspec
 TURN = 8        # steps of an engine before the next one goes on: about a second
 
 
@@ -122,16 +123,20 @@ def assisted(family, target, assistant, gamma: int, max_new_tokens: int,
 
 
 def flashspec(family, assistant, max_new_tokens: int, temperature: float = 0.0) -> Callable[[Tokens], Tokens]:
-    """The PyPI package flashspec, with its default strategy, where it is installed."""
+    """The PyPI package flashspec, with its default strategy: prompt lookup of up to 6 tokens, where that finds nothing
+    2 of ``assistant``. Decoding raises ImportError where it is not installed."""
     def decode(prompts: Tokens) -> Tokens:
-        import flashspec
-        from flashspec.engine import HuggingFaceDrafter, TargetModel
+        try:
+            import flashspec
+            from flashspec.engine import HuggingFaceDrafter, TargetModel
+        except ImportError as error:
+            raise ImportError(f"{error}; {INSTALL} brings it") from error
 
         if not engine:
             device, dtype = torch.device(family.device), family.target.dtype
             target = TargetModel("target", device, dtype, model=family.target)
-            drafter = HuggingFaceDrafter("drafter", device, dtype, model=assistant)
-            config = flashspec.FlashSpecConfig(device=str(device),
+            drafter = HuggingFaceDrafter("drafter", device, dtype, temperature, model=assistant)
+            config = flashspec.FlashSpecConfig(device=str(device), eos_token_ids=family.stop_ids,
                                                sampling=flashspec.SamplingConfig(temperature=temperature))
             engine.append(flashspec.SpeculativeEngine(config, [drafter], target))
         out = []

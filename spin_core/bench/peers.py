@@ -8,36 +8,42 @@ those of ``generate``: in fp32 products of other shapes round differently, and a
 
 Four cases share ``--budget-seconds``: batch 1 and 8, greedy and temperature 1. Each has one round at least, and
 further ones while there is time. Engines live through all rounds of a case, as a service would: what SPIN learns it
-keeps.
+keeps. A case that breaks off, by an error or by hand, costs no finished round: the report holds what was measured.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import torch
 
+from spin_core import figures
 from spin_core.bench import Bar, Report
 from spin_core.bench import contenders as how
 from spin_core.bench.contenders import Tokens, in_turns
+from spin_core.bench.drafters import is_lookup
 from spin_core.draft import DraftTable
 from spin_core.draft.pool import is_fed
-from spin_core.engine import Engine
+from spin_core.engine import DEFAULT_GAMMA, PASSES, Engine
 from spin_core.request import SamplingParams
 from spin_core.select import NONE, make
 from spin_core.select.oracle import Planned, oracle_request, oracle_steps
-from spin_core.select.recording import Recording
+from spin_core.select.recording import MAX_GAMMA, Recording
 from spin_core.select.replay import replay
+from spin_core.trace import Trace
 from spin_core.workloads import NAMES
 
 DESCRIPTION = "the whole system against transformers (generate, assisted, continuous batching) and flashspec"
 BASELINE, PACKED, CONTINUOUS = "transformers generate", "generate, packed products", "transformers continuous batching"
 ASSISTED, FLASHSPEC = "transformers assisted", "flashspec"
-PLAIN, FIXED, SPIN = "ours, plain", "ours, fixed", "ours, SPIN"
+PLAIN, FIXED, SPIN, MORE = "ours, plain", "ours, fixed", "ours, SPIN", "ours, SPIN + arms"
 RUNGS = {"ours, vanilla": {"verification": "padded"},
          "+ selection": {"selector": "spin", "verification": "padded", "pipeline": "off"},
          "+ decomposition": {"selector": "spin", "pipeline": "off"}}
@@ -52,9 +58,13 @@ def add_arguments(parser) -> None:
     parser.add_argument("--workloads", nargs="+", default=list(NAMES), help=f"(default {' '.join(NAMES)})")
     parser.add_argument("--prompts", type=int, default=2, help="prompts of each workload at batch 1 (default 2)")
     parser.add_argument("--max-new-tokens", type=int, default=32)
-    parser.add_argument("--fixed", nargs="+", metavar="NAME:GAMMA",
-                        help="fixed drafters (default: the family's first at 2, ngram at 4, and a table at 2)")
-    parser.add_argument("--assistant", metavar="NAME", help="drafter that peers use (default: the first they can use)")
+    parser.add_argument("--fixed", nargs="+", default=["default"], metavar="default|all|NAME:GAMMA",
+                        help="fixed drafters (default: the family's and ngram, each at its best stored gamma; all: "
+                             "ngram+NAME of the family's too)")
+    parser.add_argument("--arms", nargs="+", default=[], metavar="NAME",
+                        help="more arms for a second SPIN, on greedy text: sparse:target:1/2, vote, tree:A,B:2,1")
+    parser.add_argument("--assistant", metavar="NAME", help="drafter that peers use (default: the first they can use); "
+                                                            f"flashspec among them needs {how.INSTALL}")
     parser.add_argument("--budget-seconds", type=float, default=400.0, help="for all cases together (default 400)")
     parser.add_argument("--device", default="cpu")
 
@@ -84,13 +94,31 @@ class Contender:
 
 
 def run(args) -> Report:
+    whole = Report("peers", [])
+    try:
+        measure(args, whole)
+    except (Exception, KeyboardInterrupt) as error:     # what was measured is kept, if there is anything
+        if not whole.rows:
+            raise
+        whole.notes.append(f"broke off: {type(error).__name__}: {str(error)[:300]}")
+        whole.bars.append(Bar("runs to its end", 0.0, ">= 1"))
+    whole.notes += ["the best fixed drafter is chosen by the rounds that report it",
+                    "'packed products' is transformers' own loop over the products that our runner uses: what it gains "
+                    "over plain generate is due to the products alone",
+                    "ceilings: the stored recording of this pool replayed by one who knows it; vs_plain on its costs"]
+    if args.arms:
+        whole.notes.append(f"{MORE}: {', '.join(args.arms)}")
+    return whole
+
+
+def measure(args, whole: Report) -> None:
+    """Run case by case, and add to ``whole`` what each came to."""
     from spin_core import zoo
     from spin_core.workloads import load_workload
 
     family = zoo.load("smollm2", device=args.device)
     cases = [(batch, temperature) for temperature in args.temperature for batch in args.batch]
     end = time.monotonic() + args.budget_seconds
-    whole = Report("peers", [])
     for done, (batch, temperature) in enumerate(cases):
         stop = time.monotonic() + max(0.0, end - time.monotonic()) / (len(cases) - done)
         count = max(args.prompts, batch)
@@ -99,24 +127,26 @@ def run(args) -> Report:
         before = [family.encode(p.messages) for p in load_workload(SLOW, "train", limit=max(8, batch))]
         here = field_of(family, batch, temperature, args)
         params = SamplingParams(temperature, max_new_tokens=args.max_new_tokens)
-        rounds = race(here, prompts, before, params, stop, whole.notes)
-        whole.rows += [{"batch": batch, "temperature": temperature} | row(c, here[0], temperature)
-                       for c in here if c.cells]
-        whole.bars += bars(here, batch, temperature)
-        whole.notes.append(f"batch {batch}, temperature {temperature:g}: {rounds} rounds of "
-                           f"{sum(map(len, prompts.values()))} prompts, at most {args.max_new_tokens} tokens each")
+        try:
+            race(here, prompts, before, params, stop, whole.notes)
+        finally:
+            if rounds := len({number for c in here for number, _ in c.cells}):
+                whole.rows += [{"batch": batch, "temperature": temperature} | row(c, here[0], temperature)
+                               for c in here if c.cells]
+                whole.bars += bars(here, batch, temperature)
+                whole.notes.append(f"{case(batch, temperature)}: {rounds} rounds of {sum(map(len, prompts.values()))} "
+                                   f"prompts, at most {args.max_new_tokens} tokens each")
     whole.rows += [{"batch": batch, "temperature": 0.0} | row for batch in args.batch for row in ceilings(batch)]
-    whole.notes += ["the best fixed drafter is chosen by the rounds that report it",
-                    "'packed products' is transformers' own loop over the products that our runner uses: what it gains "
-                    "over plain generate is due to the products alone",
-                    "ceilings: the stored recording of this pool replayed by one who knows it; vs_plain on its costs"]
-    return whole
+
+
+def case(batch: int, temperature: float) -> str:
+    return f"batch {batch}, " + (f"temperature {temperature:g}" if temperature else "greedy")
 
 
 def race(here: list[Contender], prompts: Mapping[str, Tokens], before: Tokens, params: SamplingParams, stop: float,
-         notes: list[str]) -> int:
+         notes: list[str]) -> None:
     """Let everybody decode everything, round by round, until time ``stop``; before that those who choose drafters serve
-    ``before``. A peer that raises is out, and a note says why. The rounds there were."""
+    ``before``. A peer that raises is out, and a note says why. Whatever else is raised leaves whole rounds only."""
     ours = [c for c in here if c.engine]
     for contender in ours:
         in_turns([contender.engine], before if contender.engine.selection else before[:1], params)
@@ -124,23 +154,34 @@ def race(here: list[Contender], prompts: Mapping[str, Tokens], before: Tokens, p
     number = 0
     while number == 0 or time.monotonic() + took < stop:
         began = time.monotonic()
-        for workload, texts in prompts.items():
-            for peer in [c for c in here if not c.engine and c.only in (None, workload)]:
-                try:
-                    if not peer.cells:              # it warms up
-                        peer.decode([text[-16:] for text in texts[:1]])
-                    start = time.perf_counter()
-                    peer.book(number, workload, peer.decode(texts), time.perf_counter() - start)
-                except Exception as error:      # a peer that can't run here must not take the others down
-                    if peer.name == BASELINE:
-                        raise
-                    here.remove(peer)
-                    notes.append(f"{peer.name} did not run here: {type(error).__name__}: {str(error)[:160]}")
-            for mine, (requests, taken) in zip(ours, in_turns([c.engine for c in ours], texts, params, TURN)):
-                mine.book(number, workload, [r.output_ids for r in requests], taken)
+        try:
+            for workload, texts in prompts.items():
+                decode(here, workload, texts, params, number, notes)
+        except BaseException:
+            for contender in here:
+                contender.cells = {cell: what for cell, what in contender.cells.items() if cell[0] < number}
+            raise
         took = time.monotonic() - began
         number += 1
-    return number
+
+
+def decode(here: list[Contender], workload: str, texts: Tokens, params: SamplingParams, number: int,
+           notes: list[str]) -> None:
+    """A workload of round ``number``."""
+    for peer in [c for c in here if not c.engine and c.only in (None, workload)]:
+        try:
+            if not peer.cells:              # it warms up
+                peer.decode([text[-16:] for text in texts[:1]])
+            start = time.perf_counter()
+            peer.book(number, workload, peer.decode(texts), time.perf_counter() - start)
+        except Exception as error:      # a peer that can't run here must not take the others down
+            if peer.name == BASELINE:
+                raise
+            here.remove(peer)
+            notes.append(f"{peer.name} did not run here: {type(error).__name__}: {str(error)[:160]}")
+    ours = [c for c in here if c.engine]
+    for mine, (requests, taken) in zip(ours, in_turns([c.engine for c in ours], texts, params, TURN)):
+        mine.book(number, workload, [r.output_ids for r in requests], taken)
 
 
 def ratio(a: Contender, b: Contender) -> float | None:
@@ -161,30 +202,40 @@ def row(contender: Contender, baseline: Contender, temperature: float) -> dict:
     if temperature == 0:
         out["same_text"] = statistics.mean(a == b for a, b in pairs)
     if contender.engine:
-        metrics = contender.engine.trace.metrics()
-        total = sum(metrics["seconds"].values())
-        out |= {"tokens_per_verification": metrics["tokens_per_verification"], "acceptance": metrics["acceptance_rate"]}
-        out |= {f"{phase}_share": seconds / total for phase, seconds in metrics["seconds"].items()}
+        out |= of_trace(contender.engine.trace)
+        if contender.engine.selection:
+            steps = Counter(e.drafter for e in contender.engine.trace.events if e.kind == "step" and e.emitted)
+            out["drafters"] = ", ".join(f"{name} {count / steps.total():.1%}" for name, count in steps.most_common())
     return out
+
+
+def of_trace(trace: Trace) -> dict:
+    """What an engine's trace adds to its line: what a verification brings, and each phase's share of the steps."""
+    metrics = trace.metrics()
+    total = sum(metrics["seconds"].values())
+    return {"tokens_per_verification": metrics["tokens_per_verification"], "acceptance": metrics["acceptance_rate"],
+            **{f"{phase}_share": seconds / total for phase, seconds in metrics["seconds"].items()}}
 
 
 def bars(here: list[Contender], batch: int, temperature: float) -> list[Bar]:
     """What was promised of the whole system: on greedy text, and at temperature 1 that it does not lose."""
     of = {c.name: c for c in here}
-    spin, case = of[SPIN], f"batch {batch}" + (f", temperature {temperature:g}" if temperature else ", greedy")
+    spin, where = of[SPIN], case(batch, temperature)
     singles = [c for c in here if c.name == FIXED and c.cells]
     best = max(singles, key=lambda c: c.rate(c.cells))
-    out = [Bar(f"SPIN over our plain decoding, {case}", ratio(spin, of[PLAIN]), ">= 0.97")]
+    out = [Bar(f"SPIN over our plain decoding, {where}", ratio(spin, of[PLAIN]), ">= 0.97")]
     if temperature:
         return out
-    out.append(Bar(f"SPIN over {BASELINE}, {case}", ratio(spin, of[BASELINE]), f">= {1.6 if batch == 1 else 1.3}"))
-    out.append(Bar(f"SPIN over the best fixed drafter ({best.drafter}, gamma {best.gamma}), {case}", ratio(spin, best),
+    out.append(Bar(f"SPIN over {BASELINE}, {where}", ratio(spin, of[BASELINE]), f">= {1.6 if batch == 1 else 1.3}"))
+    out.append(Bar(f"SPIN over the best fixed drafter ({best.drafter}, gamma {best.gamma}), {where}", ratio(spin, best),
                    ">= 0.97"))
+    if MORE in of:
+        out.append(Bar(f"SPIN with more arms over SPIN, {where}", ratio(of[MORE], spin), ">= 0.97"))
     for peer in (CONTINUOUS, ASSISTED):
         if peer in of:
-            out.append(Bar(f"SPIN over {peer}, {case}", ratio(spin, of[peer]), ">= 1.0"))
-    same = [c for c in singles if ASSISTED in of and c.drafter == of[ASSISTED].drafter]
-    out += [Bar(f"ours over {ASSISTED}, both with {c.drafter}, gamma {c.gamma}, {case}", ratio(c, of[ASSISTED]),
+            out.append(Bar(f"SPIN over {peer}, {where}", ratio(spin, of[peer]), ">= 1.0"))
+    same = [c for c in singles if ASSISTED in of and (c.drafter, c.gamma) == (of[ASSISTED].drafter, of[ASSISTED].gamma)]
+    out += [Bar(f"ours over {ASSISTED}, both with {c.drafter}, gamma {c.gamma}, {where}", ratio(c, of[ASSISTED]),
                 ">= 1.1") for c in same]
     return out
 
@@ -214,8 +265,7 @@ def field_of(family, batch: int, temperature: float, args) -> list[Contender]:
         out.append(Contender(title, None, *drafter, engine=engine))
 
     mine(PLAIN, "none", 0)
-    asked = [text.rpartition(":") for text in args.fixed or ()]
-    fixed = [(n, int(g)) for n, _, g in asked] or singles(family)
+    fixed = singles(family, args.fixed, batch)
     if greedy and batch == 1 and name is not None and (name, 2) not in fixed:
         fixed.append((name, 2))
     for drafter, gamma in fixed:
@@ -224,6 +274,8 @@ def field_of(family, batch: int, temperature: float, args) -> list[Contender]:
         for title, options in RUNGS.items():
             mine(title, *(() if "selector" in options else fixed[0]), **options)
     mine(SPIN)
+    if greedy and args.arms:
+        mine(MORE, arms=[*family.drafters, "ngram", *args.arms])
     if greedy:
         mine("ours, spin-full", selector="spin-full")
     torch.manual_seed(0)
@@ -235,10 +287,34 @@ def usable(drafter) -> bool:
     return not isinstance(drafter, DraftTable) and not is_fed(drafter)
 
 
-def singles(family) -> list[tuple[str, int]]:
-    """The fixed drafters that are tried: (name, gamma)."""
-    tables = [name for name, drafter in family.drafters.items() if isinstance(drafter, DraftTable)]
-    return [(name, 2) for name in list(family.drafters)[:1]] + [("ngram", 4)] + [(name, 2) for name in tables[:1]]
+def singles(family, asked: list[str], batch: int) -> list[tuple[str, int]]:
+    """The fixed drafters that are ``asked`` for as in ``--fixed``: (name, gamma), each once."""
+    pool = {"default": [*family.drafters, "ngram"]}
+    pool["all"] = [*pool["default"], *(f"ngram+{name}" for name in family.drafters)]
+    out = []
+    for text in asked:
+        name, _, gamma = text.rpartition(":")
+        out += [(n, best_gamma(n, batch) or (DEFAULT_GAMMA if is_lookup(family, n) else PASSES)) for n in pool[text]] \
+            if text in pool else [(name, int(gamma))]
+    return list(dict.fromkeys(out))
+
+
+@lru_cache
+def best_gamma(name: str, batch: int, requests: int = 48) -> int | None:
+    """The gamma that is best for a drafter on the mix: at batch 1 as ``bench drafters`` has stored it, in a batch as
+    the stored recording replays. None where the drafter is not known there."""
+    if batch == 1:
+        for path in sorted((figures.default_directory() / "data").glob("*/drafters.json")):
+            for stored in json.loads(path.read_text("utf-8"))["rows"]:
+                if (stored["workload"], stored["drafter"]) == ("mix", name):
+                    return stored["best_gamma"]
+        return None
+    recording = Recording.load()
+    if name not in recording.arms:
+        return None
+    recording = recording.take(np.arange(min(requests, len(recording))))
+    return max(range(1, MAX_GAMMA + 1), key=lambda gamma: replay(
+        recording, make(f"fixed:{name}", [name], gamma=gamma), batch=batch).goodput)
 
 
 def ceilings(batch: int, requests: int = 48) -> list[dict]:

@@ -31,7 +31,7 @@ class Ledger:
         self.plain = AffineCost()
         self.row: dict[int, int] = {}
         self.free: list[int] = []
-        self.steps, self.tokens, self.own, self.tested = (np.zeros((0, arms)) for _ in range(4))
+        self._keep(np.zeros((4, 0, arms)))
 
     def rows(self, requests: Iterable[int]) -> ndarray:
         """The rows of these requests; unknown ones get a row of zeros."""
@@ -80,17 +80,19 @@ class Ledger:
         """Forget a request."""
         row = self.row.pop(request, None)
         if row is not None:
-            for table in (self.steps, self.tokens, self.own, self.tested):
-                table[row] = 0
+            self.tables[:, row] = 0
             self.free.append(row)
 
     def _open(self, request: int) -> int:
         if not self.free:
             size = len(self.steps)
-            more = max(8, size)
-            self.steps, self.tokens, self.own, self.tested = (
-                np.vstack([t, np.zeros((more, t.shape[1]))])
-                for t in (self.steps, self.tokens, self.own, self.tested))
-            self.free = list(range(size, size + more))[::-1]
+            self._keep(np.concatenate([self.tables, np.zeros_like(self.tables, shape=(
+                len(self.tables), max(8, size), self.tables.shape[2]))], 1))
+            self.free = list(range(size, len(self.steps)))[::-1]
         self.row[request] = self.free.pop()
         return self.row[request]
+
+    def _keep(self, tables: ndarray) -> None:
+        """From now on the books are ``tables [4, rows, arms]``."""
+        self.tables = tables
+        self.steps, self.tokens, self.own, self.tested = tables

@@ -60,9 +60,10 @@ class Spin(Greedy):
     def lengths(self, seats: Sequence[Seat], arms: ndarray) -> ndarray:
         """The length that speculation's theory finds best for what this drafter's tokens cost and how often they hold
         for this request, at most ``gamma``; ``gamma`` where it is fixed."""
-        rows, share = self.ledger.rows(s.request for s in seats), self.ledger.share(len(seats))
+        share = self.ledger.share(len(seats))
         if not self.shorten or share <= 0:
             return self.gamma[arms]
+        rows = self.ledger.rows(s.request for s in seats)
         steps, tokens, own, tested, drafted = self._prior()[:, arms]
         accepted = tokens - steps + (self.ledger.tokens - self.ledger.steps)[rows, arms]
         chance = (accepted + 1) / (tested + self.ledger.tested[rows, arms] + 2)
