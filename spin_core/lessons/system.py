@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spin_core.bench import peers
+from spin_core.bench import gpu_system, peers
 from spin_core.lessons.exercises import OPEN, Answer
 from spin_core.lessons.stored import stored
 from spin_core.simulate import paper
@@ -21,7 +21,7 @@ HEURISTIC = (("Alpaca", "68M", 8), ("Alpaca", "1.4B", 8), ("Alpaca", "1.4B", 32)
 
 LADDER = ("plain", *paper.RUNGS)
 LADDER_NAMES = {peers.PLAIN: "plain", peers.FIXED: "best fixed drafter", peers.SPIN: "+ pipeline",
-                **{name: name.removeprefix("ours, ") for name in peers.RUNGS}, "+ pipeline": "+ pipeline"}
+                gpu_system.WHOLE: "+ pipeline", **{name: name.removeprefix("ours, ") for name in peers.RUNGS}}
 """What the benchmarks call the systems -> what the lesson does."""
 
 
