@@ -120,8 +120,8 @@ def measured_ladders(ladders: Mapping[str, Mapping[int, Mapping[str, float]]], r
         panel.set_xticklabels([r.replace(" ", "\n") for r in rungs], size=9)
         panel.set_title(f"measured: {where}".replace(", ", ",\n", 1), size=10)
         panel.legend()
-    most = max(ratio for batches in ladders.values() for ratios in batches.values() for ratio in ratios.values())
-    panels[0].set(ylabel="goodput over plain decoding", ylim=(0, 1.1 * most))
+    known = [ratio for batches in ladders.values() for ratios in batches.values() for ratio in ratios.values()]
+    panels[0].set(ylabel="goodput over plain decoding", ylim=(0, 1.1 * max(known, default=1)))
     return figure
 
 
