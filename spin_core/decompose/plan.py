@@ -228,8 +228,8 @@ def _decomposed(lengths, q_lens, small, large, costs, width, may_stay=False) -> 
         total, stays = _weighed(costs, cuts, ls, qs, bool(large), may_stay)
         considered = dict(zip(cuts.wide.tolist(), total.tolist()))
         best = int(total.argmin())
-        alone = costs.step_call + costs.alone_step + costs.alone(ls, qs).sum() if may_stay else np.inf
-        staying = stays[:, best] | (alone * MARGIN <= total[best])
+        nobody = costs.step_call + costs.alone_step + costs.alone(ls, qs).sum() if may_stay else np.inf
+        staying = stays[:, best] | (nobody * MARGIN <= total[best])                # seconds with nobody in a pool
     # those in several pieces first: only they have to be merged
     counts = cuts.counts[:, best].tolist()
     order = sorted((i for i, stays in enumerate(staying.tolist()) if not stays), key=lambda i: -counts[i])

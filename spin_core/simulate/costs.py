@@ -94,12 +94,13 @@ class Roofline:
         return products.seconds(rows + beside, 0.0) - products.seconds(beside, 0.0)
 
     def verify(self, lengths: ndarray, drafted: ndarray, extra: int = 0, width: int = 0) -> Verified:
-        size, queries, charge = len(lengths), int(drafted.max()) + 1, self.attention
+        drafts, size, charge = drafted.tolist(), len(lengths), self.attention   # short lists sum up faster than arrays
+        queries = max(drafts) + 1
         if self.strategy == "padded":       # rows are padded as well
             rows, pieces, wide = size * queries, size, int(lengths.max()) + queries - 1
             layer = charge.whole_pool(pieces, 0, wide, queries) + self.gathering(int(lengths.sum()), pieces * wide)
         else:
-            keys, rows = lengths + drafted, size + int(drafted.sum())
+            keys, rows = lengths + drafted, size + sum(drafts)
             width = width or cheapest_width(keys, queries, charge)
             counts = -(-keys // width)
             pieces, wide = int(counts.sum()), int((-(-keys // counts)).max())

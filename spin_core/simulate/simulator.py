@@ -128,7 +128,7 @@ class _System:
     # ---- a group's way through a step
 
     def _flight(self, group: _Group) -> None:
-        recording, requests, done = self.recording, group.requests, group.done
+        recording, requests, done = self.recording, group.requests, group.done      # so short that lists sum up faster
         prompts, left = recording.prompts[requests], self.lengths[requests] - done - 1
         context, at = prompts + done, recording.starts[requests] + done
         by_arm, wanted = self._assign(group, context, left)
@@ -153,8 +153,7 @@ class _System:
             self.free[device] = max(start, self.free.get(device, 0.0)) + busy[-1]
             ready = max(ready, self.free[device])
 
-        new = done == 0
-        prompt_rows = int(prompts[new].sum() - new.sum()) if new.any() else 0
+        prompt_rows = int((prompts[done == 0] - 1).sum()) if 0 in done.tolist() else 0
         self.reading |= prompt_rows > 0
         verified = self.costs.verify(context, drafted, prompt_rows, group.width if group.age % RENEW else 0)
         group.age, group.width = group.age + 1 if group.width else 1, verified.width
@@ -164,12 +163,12 @@ class _System:
         if self.events is not None:
             self.events += [(len(self.log), int(requests[b]), name, int(drafted[b]), int(accepted[b]))
                             for name, members in by_arm.items() for b in members]
-        tokens = int(drafted.sum())
-        rows, needed = len(done) + tokens, int(context.sum()) + tokens
+        tokens = sum(drafted.tolist())
+        rows, needed = len(done) + tokens, sum(context.tolist()) + tokens
         alone = sum(busy) if self.costs.shared else max(busy, default=0.0)
         self.stages = [self.stages[0] + alone, self.stages[1] + verified.seconds]
         self.log.append((start, ready, begin, group.ready, len(done), rows + prompt_rows, needed, verified.touched,
-                         int(accepted.sum()) + len(done), alone, self.held, group.number))
+                         sum(accepted.tolist()) + len(done), alone, self.held, group.number))
         if not isinstance(self.policy, str):
             self._observe(requests, by_arm, drafted, accepted, shared, rows + prompt_rows, verified.seconds)
         group.done = done + accepted + 1
@@ -185,7 +184,7 @@ class _System:
             self.running, self.held = self.running - 1, self.held - heapq.heappop(self.leaving)[1]
         if self.next == len(self.arrived) or self.running >= self.batch:
             return
-        came = int(np.searchsorted(self.arrived, now, "right"))
+        came = int(self.arrived.searchsorted(now, "right"))
         fair = -(-(min(self.batch, self.running + came - self.next) - group.number) // len(self.groups))
         new = []
         while self.next < came and len(group.requests) + len(new) < fair and self.running < self.batch \
