@@ -23,8 +23,8 @@ from typing import NamedTuple, Protocol
 
 from numpy import ndarray
 
-from spin_core.decompose import plan
 from spin_core.decompose.costs import Costs
+from spin_core.decompose.plan import cheapest_width
 from spin_core.select.recording import Passes
 from spin_core.simulate.profiles import BYTES, KERNELS, Hardware, Model
 
@@ -94,23 +94,18 @@ class Roofline:
         return products.seconds(rows + beside, 0.0) - products.seconds(beside, 0.0)
 
     def verify(self, lengths: ndarray, drafted: ndarray, extra: int = 0, width: int = 0) -> Verified:
-        size, queries, charge = len(lengths), int(drafted.max()) + 1, self.attention
+        drafts, size, charge = drafted.tolist(), len(lengths), self.attention   # short lists sum up faster than arrays
+        queries = max(drafts) + 1
         if self.strategy == "padded":       # rows are padded as well
             rows, pieces, wide = size * queries, size, int(lengths.max()) + queries - 1
-            layer = pieces * float(charge.pool(1, wide, queries)) + float(charge.calls(True, False, wide))
-            layer += self.gathering(int(lengths.sum()), pieces * wide)
+            layer = charge.whole_pool(pieces, 0, wide, queries) + self.gathering(int(lengths.sum()), pieces * wide)
         else:
-            keys, rows = lengths + drafted, size + int(drafted.sum())
-            width = width or self.search(keys, drafted + 1)
+            keys, rows = lengths + drafted, size + sum(drafts)
+            width = width or cheapest_width(keys, queries, charge)
             counts = -(-keys // width)
             pieces, wide = int(counts.sum()), int((-(-keys // counts)).max())
-            layer = float(charge.pool(counts, wide, queries).sum())
-            layer += float(charge.calls(True, pieces > size, wide))
+            layer = charge.whole_pool(pieces, pieces - counts.tolist().count(1), wide, queries)
         return Verified(self._verify.seconds(rows + extra, self.target.layers * layer), pieces * wide, width)
-
-    def search(self, keys: ndarray, queries: ndarray) -> int:
-        """The width that SPIN's search finds the cheapest on this device."""
-        return plan(keys.tolist(), queries.tolist(), "decomposed", costs=self.attention).width
 
     def gathering(self, true: int, touched: int) -> float:
         """Seconds per layer to copy keys and values into a padded batch: read what there is, write the
