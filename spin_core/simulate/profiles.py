@@ -176,8 +176,8 @@ WORK = ("flop", "weights", "keys", "kernels")
 
 
 def work(model: Model, rows: int, slots: int, context: int, dtype: str) -> dict[str, float]:
-    """What a pass over ``rows`` tokens, spread over ``slots`` requests with ``context`` cached tokens each, has to do: in
-    FLOP, bytes of weights, bytes of keys and values, and kernels, the terms of the roofline."""
+    """What a pass over ``rows`` tokens has to do, of ``slots`` requests with ``context`` cached tokens each: FLOP, bytes
+    of weights, bytes of keys and values, kernels. These are the terms of the roofline."""
     each = rows // slots
     keys = slots * (context + each)
     scores = 4 * model.layers * model.heads * model.head_dim * keys * each
@@ -194,8 +194,8 @@ def fit(passes: Sequence[Mapping], peaks: Mapping[str, float], memory: float, *,
 
         seconds = flop / arithmetic + weights / stream + keys / gather + kernels * launch + turn
 
-    No part is negative, and nothing is read faster than at the peak: launches and weights both grow with the layers, and
-    are hardly told apart otherwise. A ``compute`` above 1 says that arithmetic hides behind reading after all.
+    No part is negative, and nothing is read faster than at the peak: launches and weights both grow with the layers,
+    and are hardly told apart otherwise. A ``compute`` above 1 says that arithmetic hides behind reading after all.
     """
     from scipy.optimize import lsq_linear
 
