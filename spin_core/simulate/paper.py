@@ -50,13 +50,13 @@ def texts(data_set: str, requests: int, seed: int = 0) -> Recording:
 
 def serve(data_set: str, target: str, policy: str, *, strategy: str = "decomposed", micro_batches: int | str = 1,
           requests: int = 200, batch: int = BATCH, card: str = CARD, dtype: str = "fp16",
-          seed: int = 0) -> Run:
-    """One system over one data set, all requests at once. ``policy``: a drafter, "none", or a selection
-    policy."""
+          arrivals: Sequence[float] | None = None, seed: int = 0) -> Run:
+    """One system over one data set. ``policy``: a drafter, "none", or a selection policy. ``arrivals``: when the
+    requests come, in seconds; None: all at once."""
     chooses = policy not in DRAFTERS and policy != NONE
     return simulate(texts(data_set, requests, seed), system(target, strategy, card, dtype=dtype),
                     make(policy, list(DRAFTERS), gamma=GAMMA, seed=seed) if chooses else policy, batch=batch,
-                    gamma=GAMMA, micro_batches=micro_batches)
+                    gamma=GAMMA, micro_batches=micro_batches, arrivals=arrivals)
 
 
 def rung(name: str, data_set: str, target: str, vanilla: str = VANILLA, **more) -> Run:
