@@ -17,8 +17,8 @@ from types import ModuleType
 
 from spin_core import provenance
 
-NAMES = ("peers", "products", "equality", "load", "verify", "verify-attention", "drafters", "select", "select-live",
-         "simulate", "pipeline", "trees", "spire", "boost", "gpu")
+NAMES = ("peers", "products", "passes", "equality", "load", "verify", "verify-attention", "drafters", "select",
+         "select-live", "simulate", "pipeline", "trees", "spire", "boost", "gpu")
 
 _COMPARE = {">=": operator.ge, "<=": operator.le}
 

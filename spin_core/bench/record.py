@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -74,7 +75,22 @@ def timed(recording: Recording, family, repeats: int) -> Recording:
 def measure(family, models: list[str], lookups: dict[str, Drafter], repeats: int, context: int = 192) \
         -> dict[str, Passes]:
     """Seconds of passes of the target and of every drafter, batch up to 8, ``context`` cached tokens per request."""
-    slots = max(s for _, s in TARGET_ROWS)
+    return tables(timings(family, models, lookups, repeats, (context,)), context)
+
+
+def tables(times: dict[tuple[str, int, int, int], float], context: int) -> dict[str, Passes]:
+    """What :func:`timings` found at one context, by model."""
+    found: dict[str, dict[int, float]] = {}
+    for (name, rows, _, at), seconds in times.items():
+        if at == context:
+            found.setdefault(name, {})[rows] = seconds
+    return {name: Passes(tuple(by_rows), tuple(by_rows.values())) for name, by_rows in found.items()}
+
+
+def timings(family, models: list[str], lookups: dict[str, Drafter], repeats: int,
+            contexts: Sequence[int]) -> dict[tuple[str, int, int, int], float]:
+    """Seconds of passes by (who, rows, slots that they are spread over, cached tokens of each slot)."""
+    slots, context = max(s for _, s in TARGET_ROWS), max(contexts)
     tokens = torch.arange(context + 256) % family.vocab_size
     work = {}
 
@@ -82,15 +98,15 @@ def measure(family, models: list[str], lookups: dict[str, Drafter], repeats: int
         for slot in range(slots):
             runner.forward([slot], [context], tokens[:context], [0], **feed(context))
 
-        def forward(rows: int, used: int) -> None:
+        def forward(rows: int, used: int, at: int) -> None:
             each = rows // used
+            runner.cache.lengths[:used] = [at] * used           # what lies beyond is not read
             out = runner.forward(list(range(used)), [each] * used, tokens[:rows], list(range(min(rows, after))),
                                  **feed(rows))
             out.argmax(-1).tolist()
-            for slot in range(used):
-                runner.cache.truncate(slot, context)
 
-        work.update({(name, rows): (lambda r=rows, u=used: forward(r, u)) for rows, used in shapes})
+        work.update({(name, rows, used, at): (lambda r=rows, u=used, a=at: forward(r, u, a))
+                     for at in contexts for rows, used in shapes})
 
     room = context + 256 + MAX_GAMMA
     add("target", ModelRunner(family.target, slots, room, family.vocab_size), TARGET_ROWS, lambda n: {}, 10**6)
@@ -104,9 +120,6 @@ def measure(family, models: list[str], lookups: dict[str, Drafter], repeats: int
         for batch in (1, 8):
             requests = [Request(tokens[:context].tolist(), SamplingParams(), slot=slot) for slot in range(batch)]
             drafter.propose(requests, [4] * batch)
-            work[name, batch] = lambda d=drafter, r=requests: d.propose(r, [4] * len(r))
+            work[name, batch, batch, context] = lambda d=drafter, r=requests: d.propose(r, [4] * len(r))
     with torch.inference_mode():
-        times = interleaved(work, repeats)
-    names = dict.fromkeys(name for name, _ in work)
-    return {name: Passes(tuple(r for n, r in work if n == name), tuple(times[k] for k in work if k[0] == name))
-            for name in names}
+        return interleaved(work, repeats)

@@ -11,6 +11,12 @@ drafter, gamma and batch of a grid, and the simulator serves the same, told only
 
 Both serve the prompts, whose reading is simulated too. The ratio of the two goodputs is what is reported. All engines,
 those of the fit as well, serve in turns of a few steps: a machine whose speed drifts is as slow for one as for another.
+
+The same grid is simulated once more with a *roofline* instead of tables: one profile of the machine, five numbers for
+all models, fitted as ``bench passes`` does to passes measured apart, times the efficiency factors.
+
+``--arrivals`` is no measurement: it runs the rungs of SPIN's ablation at the paper's scale while requests come one by
+one or in bursts, and reports how long they wait.
 """
 
 from __future__ import annotations
@@ -22,20 +28,21 @@ import numpy as np
 
 from spin_core.bench import Bar, Report
 from spin_core.bench.contenders import in_turns
-from spin_core.bench.drafters import is_lookup
-from spin_core.bench.record import measure
+from spin_core.bench.passes import CONTEXTS, DTYPES, drafting, fitted, models, peaks, work_of
+from spin_core.bench.record import tables, timings
 from spin_core.engine import Engine
 from spin_core.request import SamplingParams
 from spin_core.select import make
 from spin_core.select.base import NONE
 from spin_core.select.recording import MAX_GAMMA, Passes, Recording
-from spin_core.simulate import paper
-from spin_core.simulate.costs import Tables
-from spin_core.simulate.profiles import DRAFTERS
+from spin_core.simulate import arrivals, paper
+from spin_core.simulate.costs import Roofline, Tables
+from spin_core.simulate.profiles import DRAFTERS, Hardware
 from spin_core.simulate.simulator import simulate
 
 DESCRIPTION = "speed of the simulator, and simulated against measured goodput on this machine"
 FASTEST = 200_000       # request-steps per second, fixed policies
+CONTEXT = 192           # cached tokens per request of the tables' passes
 
 
 def add_arguments(parser) -> None:
@@ -47,9 +54,14 @@ def add_arguments(parser) -> None:
     parser.add_argument("--gamma", type=int, nargs="+", default=[2, 4], help="of the validation (default 2 4)")
     parser.add_argument("--limit", type=int, default=3, help="prompts of each workload's test split (default 3)")
     parser.add_argument("--max-new-tokens", type=int, default=48)
+    parser.add_argument("--arrivals", choices=arrivals.KINDS,
+                        help="only simulate the rungs of SPIN, under such arrivals")
+    parser.add_argument("--rate", type=float, default=2.0, help="requests that arrive per second (default 2)")
 
 
 def run(args) -> Report:
+    if args.arrivals:
+        return under_load(args.arrivals, args.rate, args.requests)
     rows = speed(args.requests, args.repeats)
     fixed = min(r["request_steps_per_s"] for r in rows if r["policy"] != "spin" and r["batch"] >= 32)
     report = Report("simulate", rows, [Bar("request-steps per second, fixed policies, batch 32 and 64, the slowest",
@@ -61,16 +73,37 @@ def run(args) -> Report:
 
         prompts = [p.messages for name in NAMES if name != "mix"
                    for p in load_workload(name, split="test", limit=args.limit)]
-        grid, factors = validate(zoo.load("smollm2"), prompts, args.batch, args.gamma, args.max_new_tokens,
-                                 args.repeats)
-        errors = [abs(r["simulated"] / r["measured"] - 1) for r in grid]
+        grid, factors, machine = validate(zoo.load("smollm2"), prompts, args.batch, args.gamma, args.max_new_tokens,
+                                          args.repeats)
+        errors = [abs(r["ratio"] - 1) for r in grid]
+        roofline = [abs(r["roofline_ratio"] - 1) for r in grid]
         report.rows += grid + [{"model": name, "efficiency_factor": f} for name, f in factors.items()]
         report.bars += [Bar("simulated / measured goodput, largest error of the grid", max(errors), "<= 0.15"),
-                        Bar("the same, mean error", statistics.mean(errors), "<= 0.08")]
+                        Bar("the same, mean error", statistics.mean(errors), "<= 0.08"),
+                        Bar("the same with a fitted roofline, largest error", max(roofline), "<= 0.15"),
+                        Bar("with a fitted roofline, mean error", statistics.mean(roofline), "<= 0.08")]
         report.notes += [f"validation: {len(prompts)} prompts, greedy, at most {args.max_new_tokens} tokens",
                          "efficiency_factor: a pass inside the engine over the same measured apart, fitted at batch "
-                         f"{max(args.batch)}, gamma {between(args.gamma)}, which is not of the grid"]
+                         f"{max(args.batch)}, gamma {between(args.gamma)}, which is not of the grid",
+                         f"roofline: {machine.describe()}"]
     return report
+
+
+def under_load(kind: str, rate: float, requests: int, data_set: str = "CP") -> Report:
+    """The rungs of SPIN's ablation at the paper's scale: goodput, and how long requests wait and take."""
+    rows = []
+    for name in paper.RUNGS:
+        run = paper.rung(name, data_set, "LLaMA-7B", requests=requests, arrivals=arrivals.times(kind, requests, rate))
+        waits, takes = (np.percentile(seconds, (50, 95)).tolist() for seconds in (run.waiting, run.latency))
+        rows.append({"arrivals": kind, "rate": rate if kind != "closed" else None, "rung": name, "goodput": run.goodput,
+                     "waiting_p50_s": waits[0], "waiting_p95_s": waits[1],
+                     "latency_p50_s": takes[0], "latency_p95_s": takes[1]})
+    offered = rate * paper.texts(data_set, requests).lengths.mean()
+    load = "all at once" if kind == "closed" else f"{rate:g} requests, hence {offered:.0f} tokens, asked for per second"
+    return Report("simulate-arrivals", rows, notes=[
+        f"modelled: LLaMA-7B on a {paper.CARD}, batch {paper.BATCH}, {requests} made-up requests of {data_set}; {load}",
+        "goodput: emitted tokens per second from the first arrival to the last token; waiting: from arrival to the "
+        "batch; latency: from arrival to the last token"])
 
 
 def speed(requests: int, repeats: int) -> list[dict]:
@@ -92,26 +125,32 @@ def speed(requests: int, repeats: int) -> list[dict]:
 
 
 def validate(family, prompts, batches, gammas, max_new_tokens: int,
-             repeats: int) -> tuple[list[dict], dict[str, float]]:
-    """Simulated and measured tokens per second over batch x drafter x gamma; the efficiency factors by model."""
-    models = [name for name in family.drafters if not is_lookup(family, name)]
-    apart = measure(family, models, {}, repeats)
+             repeats: int) -> tuple[list[dict], dict[str, float], Hardware]:
+    """Simulated and measured tokens per second over batch x drafter x gamma; the efficiency factors by model; the
+    profile of the roofline."""
+    names = drafting(family)
+    times = timings(family, names, {}, repeats, CONTEXTS)
+    apart, best = tables(times, CONTEXT), peaks(family, repeats)
     params = SamplingParams(max_new_tokens=max_new_tokens)
-    fit = [(max(batches), name, between(gammas)) for name in models]
-    grid = [(batch, name, gamma) for batch in batches for name in models for gamma in gammas]
-    runs = serve(family, prompts, params, fit + [(batch, NONE, 0) for batch in batches] + grid)
-    factors = efficiency({name: runs[max(batches), name, gamma][0] for _, name, gamma in fit}, apart)
+    inside = [(max(batches), name, between(gammas)) for name in names]
+    grid = [(batch, name, gamma) for batch in batches for name in names for gamma in gammas]
+    runs = serve(family, prompts, params, inside + [(batch, NONE, 0) for batch in batches] + grid)
+    factors = efficiency({name: runs[max(batches), name, gamma][0] for _, name, gamma in inside}, apart)
+    machine, known = fitted(family, work_of(family, times), best, factors), models(family)
+    target = known.pop("target")
     passes = {name: Passes(p.rows, tuple(factors[name] * s for s in p.seconds)) for name, p in apart.items()}
     rows = []
     for batch, drafter, gamma in grid:
         engine, seconds = runs[batch, drafter, gamma]
-        beside = [e.step_seconds - e.target_seconds for e in steps(runs[batch, NONE, 0][0])]
+        beside = statistics.median(e.step_seconds - e.target_seconds for e in steps(runs[batch, NONE, 0][0]))
         measured = sum(len(e.emitted) for e in steps(engine)) / seconds
-        simulated = simulate(recording(engine, drafter, passes), Tables(passes, statistics.median(beside)), drafter,
-                             batch=batch, gamma=gamma).goodput
+        costs = Tables(passes, beside), Roofline(target, known, machine, shared=True, overhead=beside,
+                                                 dtype=DTYPES[family.target.dtype])
+        trace = recording(engine, drafter, passes)
+        simulated, roofline = (simulate(trace, c, drafter, batch=batch, gamma=gamma).goodput for c in costs)
         rows.append({"batch": batch, "drafter": drafter, "gamma": gamma, "measured": measured, "simulated": simulated,
-                     "ratio": simulated / measured})
-    return rows, factors
+                     "ratio": simulated / measured, "roofline": roofline, "roofline_ratio": roofline / measured})
+    return rows, factors, machine
 
 
 def between(gammas) -> int:

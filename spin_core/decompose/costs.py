@@ -67,9 +67,18 @@ class Costs:
         return counts * self.kv * (width * (self.pool_key + rows * self.pool_score)
                                    + rows * (self.pool_query + self.merge_query * (counts > 1)))
 
-    def calls(self, pooled: np.ndarray | bool, merged: np.ndarray | bool, width: np.ndarray | int) -> np.ndarray:
+    def calls(self, pooled: np.ndarray | bool, merged: np.ndarray | bool,
+              width: np.ndarray | int) -> np.ndarray | float:
         """Seconds of a pool whatever is in it, if there is one, and of merging, if there is any."""
-        return np.asarray(pooled) * (self.pool_call + self.pool_width * width) + self.merge_call * np.asarray(merged)
+        return pooled * (self.pool_call + self.pool_width * width) + self.merge_call * merged
+
+    def whole_pool(self, pieces: np.ndarray | int, merged: np.ndarray | int, width: np.ndarray | int,
+                   queries: int) -> np.ndarray | float:
+        """Seconds of a pool of so many ``pieces``, ``merged`` of them of requests cut into several: :meth:`calls` and
+        the sum of :meth:`pool`, without a look at every request."""
+        rows = queries * self.group
+        piece = width * (self.pool_key + rows * self.pool_score) + rows * self.pool_query
+        return self.kv * (pieces * piece + merged * (rows * self.merge_query)) + self.calls(True, merged > 0, width)
 
 
 FIELDS = [name for name in Costs.__dataclass_fields__ if name not in ("kv", "group")]

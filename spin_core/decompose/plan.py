@@ -9,9 +9,11 @@ the two with a device's measured costs.
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -44,7 +46,7 @@ class Pool:
     pieces: tuple[Piece, ...]
     queries: int
 
-    @property
+    @functools.cached_property
     def width(self) -> int:
         return max(piece.size for piece in self.pieces)
 
@@ -188,60 +190,94 @@ def _grouped(lengths, q_lens, small, large) -> Plan:
     return Plan("grouped", lengths, q_lens, pools, large + lonely)
 
 
+def cheapest_width(lengths: np.ndarray, queries: int, costs: "Costs") -> int:
+    """The width of the plan that "decomposed" makes for requests of ``lengths [B]`` keys and at most ``queries <=
+    LARGE`` queries: the same search, for who does not need the pieces."""
+    cuts = _cuts(lengths, _candidates(lengths))
+    return int(cuts.wide[costs.whole_pool(cuts.pieces, cuts.merged, cuts.wide, queries).argmin()])
+
+
+class _Cuts(NamedTuple):
+    """What a batch is cut into, by width: pieces of every request ``counts [B, C]``, of all together ``pieces [C]``,
+    of those in several ``merged [C]``, and the keys in the widest ``wide [C]``."""
+
+    counts: np.ndarray
+    pieces: np.ndarray
+    merged: np.ndarray
+    wide: np.ndarray
+
+
+def _cuts(lengths: np.ndarray, widths: np.ndarray) -> _Cuts:
+    """Requests of ``lengths [B]`` keys, cut to ``widths [C]``."""
+    keys = lengths[:, None].astype(float)       # divide faster than integers, and no less exactly: quotients are small
+    counts = np.ceil(keys / widths)
+    pieces, whole = counts.sum(0), np.sort(lengths).searchsorted(widths, "right")
+    return _Cuts(counts, pieces, pieces - whole, np.ceil((keys / counts).max(0)).astype(int))
+
+
 def _decomposed(lengths, q_lens, small, large, costs, width, may_stay=False) -> Plan:
     """Cut the ``small`` requests. With ``may_stay`` those that are cheaper alone stay alone."""
-    ls = np.array([lengths[b] for b in small])
-    rows = max(q_lens[b] for b in small)
+    ls, qs = np.array([lengths[b] for b in small]), np.array([q_lens[b] for b in small])
     widths = np.array([width]) if width else _candidates(ls)
-    counts = -(-ls // widths[:, None])                                             # [C, B] pieces of every request
-    wide = (-(-ls // counts)).max(1)                                               # [C] keys in the widest piece
+    cuts = _cuts(ls, widths)
     considered: dict[int, float] = {}
     staying = np.zeros(len(small), dtype=bool)
-    if costs is not None:
-        priced = costs.pool(counts, wide[:, None], rows)                           # [C, B] seconds, by request
-        alone = costs.alone(ls, np.array([q_lens[b] for b in small]))              # [B]
-        member = np.ones_like(priced, dtype=bool)
-        total = _total(costs, priced, alone, member, counts, wide, large)          # [C] when everybody is cut
-        if may_stay:
-            some = priced < alone
-            cheaper = _total(costs, priced, alone, some, counts, wide, large)
-            member = np.where((cheaper < total)[:, None], some, member)
-            total = np.minimum(total, cheaper)
-        considered = dict(zip(wide.tolist(), total.tolist()))
-        best = int(total.argmin())
-        staying = ~member[best]
-        if may_stay and (costs.step_call + costs.alone_step + alone.sum()) * MARGIN <= total[best]:
-            staying[:] = True
+    if costs is None:
+        best = int(np.where(cuts.pieces <= 2 * len(small), cuts.pieces * cuts.wide, np.inf).argmin())
     else:
-        touched = np.where(counts.sum(1) <= 2 * len(small), counts.sum(1) * wide, np.iinfo(np.int64).max)
-        best = int(touched.argmin())
+        total, stays = _weighed(costs, cuts, ls, qs, bool(large), may_stay)
+        considered = dict(zip(cuts.wide.tolist(), total.tolist()))
+        best = int(total.argmin())
+        nobody = costs.step_call + costs.alone_step + costs.alone(ls, qs).sum() if may_stay else np.inf
+        staying = stays[:, best] | (nobody * MARGIN <= total[best])                # seconds with nobody in a pool
     # those in several pieces first: only they have to be merged
-    order = sorted((i for i in range(len(small)) if not staying[i]), key=lambda i: -counts[best, i])
+    counts = cuts.counts[:, best].tolist()
+    order = sorted((i for i, stays in enumerate(staying.tolist()) if not stays), key=lambda i: -counts[i])
     pieces = [p for i in order for p in cut(small[i], lengths[small[i]], int(widths[best]))]
-    pools = (Pool(tuple(pieces), max(q_lens[p.request] for p in pieces)),) if pieces else ()
+    pools = (Pool(tuple(pieces), max(q_lens[small[i]] for i in order)),) if pieces else ()
     alone = large + tuple(b for b, stays in zip(small, staying) if stays)
     return _priced(Plan("decomposed", lengths, q_lens, pools, alone, None, considered), costs)
 
 
-def _total(costs, priced, alone, member, counts, wide, large) -> np.ndarray:
-    """Seconds ``[C]`` of a step by width: members of the pool, those who stay alone, and what either costs at all."""
-    pooled, left = np.where(member, priced, 0).sum(1), np.where(member, 0, alone).sum(1)
-    calls = costs.calls(member.any(1), (member & (counts > 1)).any(1), wide)
-    return costs.step_call + calls + costs.alone_step * ((~member).any(1) | bool(large)) + pooled + left
+def _weighed(costs, cuts: _Cuts, ls, qs, large: bool, may_stay: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds ``[C]`` of a step by width, and which of the requests stay alone ``[B, C]``.
+
+    ``large``: somebody is alone anyway. Nobody else is unless somebody ``may_stay``; then those do whom the pool costs
+    more, if all in all that is cheaper.
+    """
+    stays, rows = np.zeros(cuts.counts.shape, bool), int(qs.max())
+    total = costs.step_call + costs.alone_step * large + costs.whole_pool(cuts.pieces, cuts.merged, cuts.wide, rows)
+    if not may_stay:
+        return total, stays
+    pooled, alone = costs.pool(cuts.counts, cuts.wide, rows), costs.alone(ls, qs)[:, None]
+    leaves = pooled >= alone
+    calls = costs.calls(~leaves.all(0), (~leaves & (cuts.counts > 1)).any(0), cuts.wide)
+    fewer = costs.step_call + calls + costs.alone_step * (leaves.any(0) | large) + np.minimum(pooled, alone).sum(0)
+    return np.minimum(total, fewer), leaves & (fewer < total)
 
 
 def _candidates(lengths: np.ndarray) -> np.ndarray:
-    """Widths worth weighing: between two of them some request would only get more padding.
+    """Widths worth weighing, rising: between two of them some request would only get more padding.
 
     The best width is one that cuts some request evenly: ceil(l / n).
     """
     longest = int(lengths.max())
     n = np.arange(1, max(2, min(32, longest // NARROWEST)) + 1)
-    distinct = np.unique(lengths)
-    if len(distinct) > 16:      # so many say enough, and the search stays far below a millisecond
-        distinct = distinct[np.linspace(0, len(distinct) - 1, 16).astype(int)]
-    widths = np.unique(-(-distinct[:, None] // n))
-    return widths[widths >= min(NARROWEST, longest)]
+    marked = np.zeros(longest + 1, bool)        # which numbers are in a set: distinct and in order without sorting
+    marked[lengths] = True
+    distinct = marked.nonzero()[0]
+    distinct = distinct[_spread(len(distinct))]
+    marked[:] = False
+    marked[-(-distinct[:, None] // n)] = True
+    marked[:min(NARROWEST, longest)] = False
+    return marked.nonzero()[0]
+
+
+@functools.cache
+def _spread(count: int) -> np.ndarray:
+    """Sixteen of ``count`` places, evenly spread: so many lengths say enough, and the search stays far below a
+    millisecond. All of them where there are fewer."""
+    return np.linspace(0, count - 1, min(count, 16)).astype(int)
 
 
 def _priced(made: Plan, costs: "Costs | None") -> Plan:
@@ -253,9 +289,8 @@ def _priced(made: Plan, costs: "Costs | None") -> Plan:
     seconds += float(costs.alone(np.array([made.lengths[b] for b in alone]),
                                  np.array([made.q_lens[b] for b in alone])).sum())
     for pool in made.pools:
-        counts = np.unique([p.request for p in pool.pieces], return_counts=True)[1]
-        seconds += float(costs.pool(counts, pool.width, pool.queries).sum())
-        seconds += float(costs.calls(True, counts.max() > 1, pool.width))
+        counts = Counter([p.request for p in pool.pieces]).values()
+        seconds += costs.whole_pool(len(pool.pieces), sum(n for n in counts if n > 1), pool.width, pool.queries)
     return Plan(made.strategy, made.lengths, made.q_lens, made.pools, made.alone, seconds, made.considered)
 
 

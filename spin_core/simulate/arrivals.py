@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy import ndarray
 
+KINDS = ("closed", "poisson", "bursty")
+BURST = 8.0             # requests of a burst, on average
+
 
 def poisson(count: int, rate: float, rng: np.random.Generator) -> ndarray:
     """Arrival times of ``count`` requests, on average ``rate`` per second."""
@@ -16,3 +19,15 @@ def bursty(count: int, rate: float, burst: float, rng: np.random.Generator) -> n
     starts = rng.random(count) < 1 / burst
     starts[0] = True
     return np.cumsum(np.where(starts, rng.exponential(burst / rate, count), 0.0))
+
+
+def times(kind: str, count: int, rate: float, seed: int = 0) -> ndarray | None:
+    """Arrival times ``[count]`` by one of ``KINDS``; None for "closed": all requests are there at the start.
+
+    Raises ValueError for another kind, or a rate that is not above 0.
+    """
+    if kind not in KINDS or not rate > 0:
+        raise ValueError(f"arrivals: {kind!r} of {', '.join(KINDS)}, at a rate above 0; got {rate}")
+    rng = np.random.default_rng(seed)
+    return {"closed": lambda: None, "poisson": lambda: poisson(count, rate, rng),
+            "bursty": lambda: bursty(count, rate, BURST, rng)}[kind]()

@@ -6,9 +6,9 @@ A pass over n rows (tokens, of all requests together) of a model with N paramete
     attention = layers * what the plan of :mod:`spin_core.decompose` charges with this device's constants
     pass      = max(products + attention, launches) + all-reduces + turn
 
-Launching runs ahead of the device, so the slower of the two counts: small deep models wait for launches, big
-ones do not. Over D devices (tensor parallel) weights, heads and arithmetic are split, and two all-reduces
-per layer added.
+Launching runs ahead of a GPU, so the slower of the two counts: small deep models wait for launches, big
+ones do not. On a CPU nothing runs beside anything else: there every max is a sum. Over D devices (tensor
+parallel) weights, heads and arithmetic are split, and two all-reduces per layer added.
 
 Verification attends in one of two ways. "padded": as many rows and keys as the longest request, for
 everybody. A batch whose requests accept different numbers of tokens has to be padded anew at every step, so
@@ -23,8 +23,8 @@ from typing import NamedTuple, Protocol
 
 from numpy import ndarray
 
-from spin_core.decompose import plan
 from spin_core.decompose.costs import Costs
+from spin_core.decompose.plan import cheapest_width
 from spin_core.select.recording import Passes
 from spin_core.simulate.profiles import BYTES, KERNELS, Hardware, Model
 
@@ -62,13 +62,13 @@ class PassCosts(Protocol):
 class Roofline:
     """Costs of a target and its drafters on profiles; each drafter on a device of its own unless ``shared``.
 
-    ``devices``: over how many the target is spread. Raises ValueError for an unknown strategy, for heads that do not
-    divide among the devices, or weights that do not fit.
+    ``devices``: over how many the target is spread. ``overhead``: seconds of a step beside the passes. Raises
+    ValueError for an unknown strategy, for heads that do not divide among the devices, or weights that do not fit.
     """
 
     def __init__(self, target: Model, drafters: Mapping[str, Model], hardware: Hardware, *, devices: int = 1,
                  strategy: str = "decomposed", gathered: bool = True, shared: bool = False,
-                 dtype: str = "fp16") -> None:
+                 dtype: str = "fp16", overhead: float = 0.0) -> None:
         if strategy not in STRATEGIES:
             raise ValueError(f"Roofline: unknown strategy {strategy!r}; known: {', '.join(STRATEGIES)}")
         if devices < 1 or target.kv_heads % devices:
@@ -76,10 +76,11 @@ class Roofline:
                              f"split over {devices} devices")
         self.target, self.drafters, self.hardware, self.devices = target, dict(drafters), hardware, devices
         self.strategy, self.gathered, self.shared, self.dtype = strategy, gathered, shared, dtype
+        self.overhead = overhead
         self.attention = attention_costs(target, hardware, devices, dtype)
         if self.kv_room < 1:
             raise ValueError(f"Roofline: {target.name} does not fit on {devices} x {hardware.name}")
-        self._per_key = {a: m.kv_bytes(dtype) / hardware.stream for a, m in self.drafters.items()}
+        self._per_key = {a: m.kv_bytes(dtype) / hardware.gather for a, m in self.drafters.items()}
         self._products = {a: _Products(m, hardware, 1, dtype) for a, m in self.drafters.items()}
         self._verify = _Products(target, hardware, devices, dtype)
 
@@ -94,23 +95,19 @@ class Roofline:
         return products.seconds(rows + beside, 0.0) - products.seconds(beside, 0.0)
 
     def verify(self, lengths: ndarray, drafted: ndarray, extra: int = 0, width: int = 0) -> Verified:
-        size, queries, charge = len(lengths), int(drafted.max()) + 1, self.attention
+        drafts, size, charge = drafted.tolist(), len(lengths), self.attention   # short lists sum up faster than arrays
+        queries = max(drafts) + 1
         if self.strategy == "padded":       # rows are padded as well
             rows, pieces, wide = size * queries, size, int(lengths.max()) + queries - 1
-            layer = pieces * float(charge.pool(1, wide, queries)) + float(charge.calls(True, False, wide))
-            layer += self.gathering(int(lengths.sum()), pieces * wide)
+            layer = charge.whole_pool(pieces, 0, wide, queries) + self.gathering(int(lengths.sum()), pieces * wide)
         else:
-            keys, rows = lengths + drafted, size + int(drafted.sum())
-            width = width or self.search(keys, drafted + 1)
+            keys, rows = lengths + drafted, size + sum(drafts)
+            width = width or cheapest_width(keys, queries, charge)
             counts = -(-keys // width)
             pieces, wide = int(counts.sum()), int((-(-keys // counts)).max())
-            layer = float(charge.pool(counts, wide, queries).sum())
-            layer += float(charge.calls(True, pieces > size, wide))
-        return Verified(self._verify.seconds(rows + extra, self.target.layers * layer), pieces * wide, width)
-
-    def search(self, keys: ndarray, queries: ndarray) -> int:
-        """The width that SPIN's search finds the cheapest on this device."""
-        return plan(keys.tolist(), queries.tolist(), "decomposed", costs=self.attention).width
+            layer = charge.whole_pool(pieces, pieces - counts.tolist().count(1), wide, queries)
+        seconds = self._verify.seconds(rows + extra, self.target.layers * layer) + self.overhead
+        return Verified(seconds, pieces * wide, width)
 
     def gathering(self, true: int, touched: int) -> float:
         """Seconds per layer to copy keys and values into a padded batch: read what there is, write the
@@ -184,15 +181,17 @@ class _Products:
         self.per_row = 2 * model.read / hardware.arithmetic(dtype) / devices
         self.weights = model.read * BYTES[dtype] / hardware.stream / devices
         self.launches = KERNELS * model.layers * hardware.launch
-        self.fixed, self.reduce = hardware.turn, 0.0
+        self.fixed, self.reduce, self.overlap = hardware.turn, 0.0, hardware.overlap
         if devices > 1:
             self.fixed += 2 * model.layers * hardware.latency
             exchanged = 2 * (devices - 1) / devices * model.width * BYTES[dtype]
             self.reduce = 2 * model.layers * exchanged / hardware.link
 
     def seconds(self, rows: int, attention: float) -> float:
-        busy = max(self.per_row * rows, self.weights) + attention
-        return max(busy, self.launches) + self.fixed + self.reduce * rows
+        products, rest = self.per_row * rows, self.fixed + self.reduce * rows
+        if not self.overlap:
+            return products + self.weights + attention + self.launches + rest
+        return max(max(products, self.weights) + attention, self.launches) + rest
 
 
 def attention_costs(model: Model, hardware: Hardware, devices: int = 1, dtype: str = "fp16") -> Costs:
@@ -202,7 +201,7 @@ def attention_costs(model: Model, hardware: Hardware, devices: int = 1, dtype: s
     and read again to be merged. One kernel attends all pieces, one merges.
     """
     size, stream = BYTES[dtype], hardware.stream
-    key, score = 2 * model.head_dim * size / stream, 4 * model.head_dim / hardware.arithmetic(dtype)
+    key, score = 2 * model.head_dim * size / hardware.gather, 4 * model.head_dim / hardware.arithmetic(dtype)
     return Costs(model.kv_heads // devices, model.heads // model.kv_heads, step_call=0.0,
                  alone_call=hardware.launch, alone_key=key, alone_score=score,
                  pool_call=hardware.launch, pool_width=0.0, pool_key=key, pool_score=score,

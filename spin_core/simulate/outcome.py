@@ -49,6 +49,16 @@ class Run:
         return self.tokens / self.seconds
 
     @property
+    def waiting(self) -> ndarray:
+        """Seconds from arrival until there was room in the batch, by request."""
+        return self.admitted - self.arrived
+
+    @property
+    def latency(self) -> ndarray:
+        """Seconds from arrival to the last token, by request."""
+        return self.finished - self.arrived
+
+    @property
     def request_steps(self) -> int:
         return int(self.steps["size"].sum())
 

@@ -9,7 +9,7 @@ that is moves every ratio, so the best fixed drafter in hindsight always stands 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -50,13 +50,13 @@ def texts(data_set: str, requests: int, seed: int = 0) -> Recording:
 
 def serve(data_set: str, target: str, policy: str, *, strategy: str = "decomposed", micro_batches: int | str = 1,
           requests: int = 200, batch: int = BATCH, card: str = CARD, dtype: str = "fp16",
-          seed: int = 0) -> Run:
-    """One system over one data set, all requests at once. ``policy``: a drafter, "none", or a selection
-    policy."""
+          arrivals: Sequence[float] | None = None, seed: int = 0) -> Run:
+    """One system over one data set. ``policy``: a drafter, "none", or a selection policy. ``arrivals``: when the
+    requests come, in seconds; None: all at once."""
     chooses = policy not in DRAFTERS and policy != NONE
     return simulate(texts(data_set, requests, seed), system(target, strategy, card, dtype=dtype),
                     make(policy, list(DRAFTERS), gamma=GAMMA, seed=seed) if chooses else policy, batch=batch,
-                    gamma=GAMMA, micro_batches=micro_batches)
+                    gamma=GAMMA, micro_batches=micro_batches, arrivals=arrivals)
 
 
 def rung(name: str, data_set: str, target: str, vanilla: str = VANILLA, **more) -> Run:
@@ -65,14 +65,22 @@ def rung(name: str, data_set: str, target: str, vanilla: str = VANILLA, **more) 
     return serve(data_set, target, policy or vanilla, strategy=strategy, micro_batches=groups, **more)
 
 
-def ladder(data_set: str, target: str = "LLaMA-7B", **more) -> dict[str, float]:
+def averaged(seeds: int, run: Callable[..., Run], *args, **more) -> float:
+    """Mean goodput of ``run`` over texts and policies with so many seeds: by which drafter SPIN's requests flock to,
+    one run may lie several percent off."""
+    return float(np.mean([run(*args, seed=seed, **more).goodput for seed in range(seeds)]))
+
+
+def ladder(data_set: str, target: str = "LLaMA-7B", seeds: int = 1, **more) -> dict[str, float]:
     """Goodput in tokens/s, from one fixed drafter over padded batches to all of SPIN."""
-    return {name: rung(name, data_set, target, **more).goodput for name in RUNGS}
+    return {name: averaged(seeds, rung, name, data_set, target, **more) for name in RUNGS}
 
 
-def fixed(data_set: str, target: str = "LLaMA-7B", strategy: str = "padded", **more) -> dict[str, float]:
+def fixed(data_set: str, target: str = "LLaMA-7B", strategy: str = "padded", seeds: int = 1,
+          **more) -> dict[str, float]:
     """Goodput of every drafter alone, and of plain decoding."""
-    return {arm: serve(data_set, target, arm, strategy=strategy, **more).goodput for arm in (*DRAFTERS, NONE)}
+    return {arm: averaged(seeds, serve, data_set, target, arm, strategy=strategy, **more)
+            for arm in (*DRAFTERS, NONE)}
 
 
 def micro_batch_gains(data_set: str, counts: Sequence[int], *, policy: str = "spin", **more) -> dict[int, float]:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 from numpy import ndarray
@@ -58,10 +59,10 @@ class _Group:
         self.requests, self.done, self.drafter = (np.zeros(0, int) for _ in range(3))
         self.width, self.age = 0, 0                 # of the pieces, and for how many steps
 
-    def add(self, requests: Sequence[int], done: Sequence[int] | int = 0, drafter: Sequence[int] | int = -1) -> None:
+    def add(self, requests: Sequence[int], done: Sequence[int], drafter: Sequence[int]) -> None:
         self.requests = np.append(self.requests, requests)
-        self.done = np.append(self.done, np.broadcast_to(done, len(requests)))
-        self.drafter = np.append(self.drafter, np.broadcast_to(drafter, len(requests)))
+        self.done = np.append(self.done, done)
+        self.drafter = np.append(self.drafter, drafter)
         self.width = 0
 
     def keep(self, stays: ndarray) -> None:
@@ -76,7 +77,8 @@ class _System:
                  events) -> None:
         count = len(recording)
         self.arrived = np.zeros(count) if arrivals is None else np.asarray(arrivals, float)
-        self.reserved = recording.prompts + recording.lengths
+        self.lengths = recording.lengths            # computed anew whenever it is asked for
+        self.reserved = recording.prompts + self.lengths
         if batch < 1 or gamma < 0 or (micro_batches != "auto" and not 1 <= micro_batches <= batch):
             raise ValueError(f"simulate: batch {batch} and micro_batches {micro_batches} (at most batch) must be at "
                              f"least 1, gamma {gamma} at least 0")
@@ -120,18 +122,18 @@ class _System:
             elif self.heuristic:
                 self._regroup(served, began)
         steps = dict(zip(STEP_FIELDS, np.array(self.log, float).T))
-        return Run(steps, self.recording.lengths, self.arrived, self.admitted, self.finished, self.served,
+        return Run(steps, self.lengths, self.arrived, self.admitted, self.finished, self.served,
                    self.heuristic.decisions if self.heuristic else [], self.events or [])
 
     # ---- a group's way through a step
 
     def _flight(self, group: _Group) -> None:
-        recording, requests, done = self.recording, group.requests, group.done
-        prompts, left = recording.prompts[requests], recording.lengths[requests] - done - 1
+        recording, requests, done = self.recording, group.requests, group.done      # so short that lists sum up faster
+        prompts, left = recording.prompts[requests], self.lengths[requests] - done - 1
         context, at = prompts + done, recording.starts[requests] + done
         by_arm, wanted = self._assign(group, context, left)
         start = max(group.ready, self.clock)
-        drafted, accepted, shared = np.zeros_like(done), np.zeros_like(done), np.zeros(len(done))
+        drafted, accepted, shared = np.zeros(len(done), int), np.zeros(len(done), int), np.zeros(len(done))
         ready, busy = start, []
         for name, members in by_arm.items():
             arm = self.arm[name]
@@ -139,19 +141,19 @@ class _System:
             if name == NONE:
                 self._switch(group, arm, members, context)
                 continue
-            proposed = np.minimum(wanted[members], recording.proposed[arm, at[members]])
-            drafted[members], accepted[members] = proposed, np.minimum(proposed, recording.accepted[arm, at[members]])
-            seconds = self.costs.draft(name, len(members), _depths(proposed), float(context[members].sum()))
-            shared[members] = seconds * proposed / max(1, proposed.sum())
+            proposed = np.minimum(wanted[members], recording.proposed[arm][at[members]])
+            drafted[members], accepted[members] = proposed, np.minimum(proposed, recording.accepted[arm][at[members]])
+            depths = _depths(proposed)
+            seconds = self.costs.draft(name, len(members), depths, float(context[members].sum()))
+            shared[members] = seconds * proposed / max(1, sum(depths))
             if unread := self._switch(group, arm, members[proposed > 0], context):
-                seconds += self.costs.reading(name, unread, int((proposed > 0).sum()))
+                seconds += self.costs.reading(name, unread, depths[0])
             busy.append(seconds)
             device = VERIFY if self.costs.shared else name
             self.free[device] = max(start, self.free.get(device, 0.0)) + busy[-1]
             ready = max(ready, self.free[device])
 
-        new = done == 0
-        prompt_rows = int(prompts[new].sum() - new.sum()) if new.any() else 0
+        prompt_rows = int((prompts[done == 0] - 1).sum()) if 0 in done.tolist() else 0
         self.reading |= prompt_rows > 0
         verified = self.costs.verify(context, drafted, prompt_rows, group.width if group.age % RENEW else 0)
         group.age, group.width = group.age + 1 if group.width else 1, verified.width
@@ -161,16 +163,18 @@ class _System:
         if self.events is not None:
             self.events += [(len(self.log), int(requests[b]), name, int(drafted[b]), int(accepted[b]))
                             for name, members in by_arm.items() for b in members]
-        rows, needed = len(done) + int(drafted.sum()), int(context.sum() + drafted.sum())
+        tokens = sum(drafted.tolist())
+        rows, needed = len(done) + tokens, sum(context.tolist()) + tokens
         alone = sum(busy) if self.costs.shared else max(busy, default=0.0)
         self.stages = [self.stages[0] + alone, self.stages[1] + verified.seconds]
         self.log.append((start, ready, begin, group.ready, len(done), rows + prompt_rows, needed, verified.touched,
-                         int(accepted.sum()) + len(done), alone, self.held, group.number))
+                         sum(accepted.tolist()) + len(done), alone, self.held, group.number))
         if not isinstance(self.policy, str):
             self._observe(requests, by_arm, drafted, accepted, shared, rows + prompt_rows, verified.seconds)
         group.done = done + accepted + 1
-        if (accepted >= left).any():
-            self._leave(group)
+        stays = accepted < left
+        if not stays.all():
+            self._leave(group, stays)
 
     def _admit(self, group: _Group) -> None:
         """Take in who has come, while there is room in the batch, in this group's part of it, and in
@@ -178,7 +182,9 @@ class _System:
         now = max(group.ready, self.clock)
         while self.leaving and self.leaving[0][0] <= now:
             self.running, self.held = self.running - 1, self.held - heapq.heappop(self.leaving)[1]
-        came = int(np.searchsorted(self.arrived, now, "right"))
+        if self.next == len(self.arrived) or self.running >= self.batch:
+            return
+        came = int(self.arrived.searchsorted(now, "right"))
         fair = -(-(min(self.batch, self.running + came - self.next) - group.number) // len(self.groups))
         new = []
         while self.next < came and len(group.requests) + len(new) < fair and self.running < self.batch \
@@ -189,7 +195,7 @@ class _System:
         if new:
             group.ready = max(group.ready, float(self.arrived[new[-1]]))
             self.admitted[new] = now
-            group.add(new)
+            group.add(new, [0] * len(new), [-1] * len(new))
 
     def _assign(self, group: _Group, context: ndarray, left: ndarray) -> tuple[dict[str, ndarray], ndarray]:
         """Places of the group by drafter, and how many tokens each request is to draft."""
@@ -225,8 +231,7 @@ class _System:
                                      float(draft_seconds[b]), verify[b], rows if rows == ours else 0, seconds, plain)
                              for name, members in by_arm.items() for b in members.tolist()])
 
-    def _leave(self, group: _Group) -> None:
-        stays = group.done < self.recording.lengths[group.requests]
+    def _leave(self, group: _Group, stays: ndarray) -> None:
         for request in group.requests[~stays].tolist():
             self.finished[request] = group.ready
             heapq.heappush(self.leaving, (group.ready, int(self.reserved[request])))
@@ -254,7 +259,5 @@ class _System:
 
 def _depths(drafted: ndarray) -> list[int]:
     """How many requests still draft at position 0, 1, ..."""
-    most = int(drafted.max(initial=0))
-    if most and drafted.min() == most:
-        return [len(drafted)] * most
-    return [int((drafted > k).sum()) for k in range(most)]
+    end_at = np.bincount(drafted).tolist()
+    return list(accumulate(reversed(end_at)))[-2::-1]           # but for the sum over all, who draft 0 tokens or more

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ipywidgets import Dropdown, IntSlider
+import numpy as np
+from ipywidgets import Dropdown, FloatSlider, IntSlider
 from matplotlib.figure import Figure
 
 from spin_core.decompose import plan
@@ -12,14 +13,14 @@ from spin_core.engine import Engine
 from spin_core.pipeline.replay import replay
 from spin_core.plots.system import dashboard as draw
 from spin_core.request import SamplingParams
-from spin_core.simulate import paper
+from spin_core.simulate import arrivals, paper
 from spin_core.simulate.acceptance import NAMES
 from spin_core.simulate.profiles import DRAFTERS, HARDWARE
 from spin_core.trace import Event
 from spin_core.widgets.panel import Panel
 from spin_core.workloads import NAMES as WORKLOADS, load_workload
 
-CARDS = [name for name in HARDWARE if name != "V100-16GB"]
+CARDS = [name for name, card in HARDWARE.items() if "fp16" in card.flops and name != "V100-16GB"]
 POLICIES = ("spin", "spin-full", "greedy", "epsilon-greedy")
 SHOWN = 6               # rounds in the picture
 
@@ -32,21 +33,25 @@ def dashboard(requests: int = 100, data_set: str = "Alpaca", policy: str = "1.4B
                 Dropdown(options=["padded", "decomposed"], value="decomposed", description="verifying"),
                 Dropdown(options=CARDS, value=CARDS[0], description="card"),
                 IntSlider(batch, 1, 64, description="batch", continuous_update=False),
-                IntSlider(micro_batches, 1, 8, description="micro-batches", continuous_update=False)]
+                IntSlider(micro_batches, 1, 8, description="micro-batches", continuous_update=False),
+                Dropdown(options=arrivals.KINDS, value="closed", description="arrivals"),
+                FloatSlider(2.0, min=0.5, max=10, step=0.5, description="per second", continuous_update=False)]
     return Panel(controls, lambda: picture(*(c.value for c in controls), requests=requests))
 
 
-def picture(data_set: str, policy: str, strategy: str, card: str, batch: int, micro_batches: int, *,
-            requests: int = 100) -> Figure:
-    """The first rounds after the prompts are read, with what the whole run comes to in the title."""
+def picture(data_set: str, policy: str, strategy: str, card: str, batch: int, micro_batches: int,
+            arriving: str = "closed", rate: float = 2.0, *, requests: int = 100) -> Figure:
+    """The first rounds after the prompts are read, with what the whole run comes to in the title. ``arriving``: one of
+    ``arrivals.KINDS``, ``rate`` requests per second unless all are there at once ("closed")."""
     groups = min(micro_batches, batch)
     run = paper.serve(data_set, "LLaMA-7B", policy, strategy=strategy, micro_batches=groups, batch=batch, card=card,
-                      requests=requests)
+                      requests=requests, arrivals=arrivals.times(arriving, requests, rate))
     first = min(2 * groups, len(run.steps["start"]) - 1)
     last = min(first + SHOWN * groups, len(run.steps["end"])) - 1
     window = run.schedule().between(float(run.steps["start"][first]), float(run.steps["end"][last]))
+    late = "" if arriving == "closed" else f", 95 % done within {np.percentile(run.latency, 95):.1f} s of arrival"
     return draw(window, run.served, title=f"{run.goodput:,.0f} tokens/s (modelled: LLaMA-7B, {card}), "
-                                          f"{run.padding:.0%} padding")
+                                          f"{run.padding:.0%} padding{late}")
 
 
 def live_dashboard(family, *, tokens: int = 24, workload: str = "mix", policy: str = "spin", batch: int = 4) -> Panel:

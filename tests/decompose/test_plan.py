@@ -11,7 +11,7 @@ from ragged_cases import COSTS
 from spin_core.decompose import STRATEGIES, Plan, plan
 from spin_core.decompose.costs import FIELDS, Costs, features, fit
 from spin_core.decompose.layout import Heads
-from spin_core.decompose.plan import LARGE, MARGIN, cut
+from spin_core.decompose.plan import LARGE, MARGIN, NARROWEST, cheapest_width, cut
 
 BATCHES = st.lists(st.tuples(st.integers(0, 700), st.integers(0, 20)), min_size=1, max_size=12)
 SKEWED = [1200] + [90, 100, 110, 95, 105] * 3
@@ -87,6 +87,47 @@ def test_the_chosen_width_is_the_cheapest_of_all_widths(lengths, q):
     everything = min(seconds(plan(lengths, q_lens, "decomposed", width=w), COSTS)
                      for w in range(min(16, max(lengths)), max(lengths) + 1, 11))
     assert made.seconds <= everything * 1.01
+
+
+def weighed(lengths: list[int], q_lens: list[int], costs: Costs, may_stay: bool) -> dict[int, float]:
+    """Keys in the widest piece -> seconds of a layer, one width and one request after the other: by the textbook what
+    the planner does at once."""
+    distinct, most = sorted(set(lengths)), max(2, min(32, max(lengths) // NARROWEST))
+    if len(distinct) > 16:
+        distinct = [distinct[int(i)] for i in np.linspace(0, len(distinct) - 1, 16)]
+    alone, out = [costs.alone(n, q) for n, q in zip(lengths, q_lens)], {}
+    for width in sorted({-(-n // k) for n in distinct for k in range(1, most + 1)}):
+        if width < min(NARROWEST, max(lengths)):
+            continue
+        sizes = [[p.size for p in cut(0, n, width)] for n in lengths]
+        wide = max(map(max, sizes))
+        pooled = [costs.pool(len(own), wide, max(q_lens)) for own in sizes]
+        leaves = [p >= a for p, a in zip(pooled, alone)]
+        out[wide] = min(costs.step_call + costs.alone_step * any(left) + costs.calls(
+            not all(left), any(len(own) > 1 for own, gone in zip(sizes, left) if not gone), wide)
+            + sum(a if gone else p for a, p, gone in zip(alone, pooled, left))
+            for left in ([False] * len(lengths), leaves)[:1 + may_stay])
+    return out
+
+
+DEVICES = [COSTS] + [Costs(**(vars(COSTS) | {name: factor * getattr(COSTS, name)})) for name, factor in
+                     (("merge_call", 30), ("pool_key", 3), ("alone_call", 0), ("pool_query", 0), ("merge_query", 9))]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(LARGE, 900) | st.integers(LARGE, 40), st.integers(1, LARGE)), min_size=1,
+                max_size=30), st.sampled_from(DEVICES))
+def test_the_search_finds_what_the_textbook_finds(batch, costs):
+    lengths, q_lens = (list(column) for column in zip(*batch))
+    for strategy in ("decomposed", "auto"):
+        made = plan(lengths, q_lens, strategy, costs=costs)
+        expected = weighed(lengths, q_lens, costs, strategy == "auto")
+        assert made.considered == pytest.approx(expected, rel=1e-12, abs=0)
+        assert made.seconds == pytest.approx(seconds(made, costs), rel=1e-12)
+        if strategy == "decomposed":
+            assert expected[made.width] <= min(expected.values()) * (1 + 1e-12)
+            assert made.seconds == pytest.approx(min(expected.values()), rel=1e-12)
+            assert cheapest_width(np.array(lengths), max(q_lens), costs) == made.width
 
 
 @settings(max_examples=60, deadline=None)

@@ -12,7 +12,7 @@ import pytest
 from spin_core.bench import gpu_system, peers
 from spin_core.lessons import system as lesson
 from spin_core.plots import system as plots
-from spin_core.simulate import paper
+from spin_core.simulate import arrivals, paper
 from spin_core.widgets import system as widgets
 from spin_core.widgets.system import picture
 from tests import tiny
@@ -87,6 +87,25 @@ def test_figures_are_drawn_from_numbers():
 def test_the_dashboard_draws_any_setting(policy, groups):
     figure = picture("CP", policy, "padded", "H100-80GB", 4, groups, requests=6)
     assert "tokens/s (modelled: LLaMA-7B, H100-80GB)" in figure.get_suptitle()
+    assert "arrival" not in figure.get_suptitle()
+
+
+def test_the_dashboard_lets_requests_come_one_by_one_or_in_bursts():
+    titles = {kind: picture("CP", "68M", "padded", "H100-80GB", 4, 1, kind, 1.0, requests=8).get_suptitle()
+              for kind in arrivals.KINDS}
+    assert len(set(titles.values())) == 3
+    assert all(("s of arrival" in title) == (kind != "closed") for kind, title in titles.items())
+
+
+def test_arrivals_by_name():
+    assert arrivals.times("closed", 9, 1.0) is None
+    one, burst = (arrivals.times(kind, 2000, 4.0, seed=1) for kind in ("poisson", "bursty"))
+    for times in (one, burst):
+        assert len(times) == 2000 and 2000 / times[-1] == pytest.approx(4.0, rel=0.15)
+    assert (np.diff(one) > 0).all() and (np.diff(burst) == 0).mean() == pytest.approx(1 - 1 / arrivals.BURST, abs=0.03)
+    for wrong in (("often", 9, 1.0), ("poisson", 9, 0.0), ("poisson", 9, float("nan"))):
+        with pytest.raises(ValueError, match="rate above 0"):
+            arrivals.times(*wrong)
 
 
 def test_exercises():

@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from spin_core.bench import simulate as bench
+from spin_core.bench import passes, simulate as bench
+from spin_core.bench.record import tables, timings
 from spin_core.request import SamplingParams
 from spin_core.select.recording import Passes
+from spin_core.simulate import arrivals, paper
 from spin_core.simulate.costs import Tables
+from spin_core.simulate.profiles import work
 from spin_core.simulate.simulator import simulate
 from tests import tiny
 
@@ -74,9 +77,62 @@ def test_speed_is_measured(monkeypatch):
     assert all(r["request_steps_per_s"] == 2 * r["request_steps"] > 0 for r in rows)
 
 
+SHAPES = [(rows, slots, context) for context in bench.CONTEXTS for rows, slots in ((1, 1), (4, 4), (8, 8), (64, 8))]
+PARTS = {"flop": 1e-9, "weights": 1e-8, "keys": 1e-7, "kernels": 1e-5}     # seconds of each, of a made-up machine
+
+
+def took(family, models, lookups, repeats, contexts) -> dict:
+    """Timings of passes on that machine."""
+    known = passes.models(family)
+    return {(name, *shape): sum(PARTS[what] * n for what, n in work(known[name], *shape, "fp32").items()) + 1e-4
+            for name in ("target", *models) for shape in SHAPES}
+
+
 def test_the_grid_has_a_row_for_every_setting(family, monkeypatch):
-    monkeypatch.setattr(bench, "measure", lambda family, models, lookups, repeats: {
-        name: Passes((1, 64), (1e-3, 2e-3)) for name in (*models, "target")})
-    rows, factors = bench.validate(family, PROMPTS[:2], [2], [2], 6, 1)
+    monkeypatch.setattr(bench, "timings", took)
+    monkeypatch.setattr(bench, "peaks", lambda family, repeats: {"flops": 2e9, "bandwidth": 2e8})
+    rows, factors, machine = bench.validate(family, PROMPTS[:2], [2], [2], 6, 1)
     assert len(rows) == len(family.drafters) and set(factors) == {*family.drafters, "target"}
-    assert all(r["ratio"] == pytest.approx(r["simulated"] / r["measured"]) and np.isfinite(r["ratio"]) for r in rows)
+    for r in rows:
+        assert r["ratio"] == pytest.approx(r["simulated"] / r["measured"]) and np.isfinite(r["ratio"])
+        assert r["roofline_ratio"] == pytest.approx(r["roofline"] / r["measured"]) and r["roofline"] != r["simulated"]
+    assert machine.name == "this machine" and "measured here" in machine.describe()
+
+
+def test_passes_say_what_they_do_and_become_a_profile(family):
+    names = passes.drafting(family)
+    rows = passes.work_of(family, took(family, names, {}, 1, ()))
+    assert {r["model"] for r in rows if r["fitted"]} == {"target", *names}
+    assert all(r["fitted"] == (r["model"] == "target" or r["rows"] == r["slots"]) for r in rows)
+    head = family.drafters["subset"].model.get_output_embeddings().weight
+    assert passes.models(family)["subset"].vocab == head.shape[0]
+    best = {"flops": 2e9, "bandwidth": 2e8}
+    machine, slower = (passes.fitted(family, rows, best, factors) for factors in (None, dict.fromkeys(
+        ("target", *names), 2.0)))
+    assert (machine.compute, machine.traffic, machine.keys) == pytest.approx((0.5, 0.5, 0.05), rel=1e-3)
+    assert (machine.launch, machine.turn) == pytest.approx((1e-5, 1e-4), rel=1e-3)
+    assert (slower.compute, slower.turn) == pytest.approx((0.25, 2e-4), rel=1e-3)
+
+
+def test_peaks_are_measured(family):
+    best = passes.peaks(family, 1, size=64, values=1 << 12)
+    assert best["flops"] > 0 and best["bandwidth"] > 0
+
+
+def test_passes_are_timed_by_rows_slots_and_context(family):
+    times = timings(family, ["near"], {}, 1, (4, 9))
+    assert {(name, context) for name, _, _, context in times} == {(n, c) for n in ("target", "near") for c in (4, 9)}
+    assert all(seconds > 0 for seconds in times.values())
+    expected = [s for (name, _, _, context), s in times.items() if (name, context) == ("target", 9)]
+    assert list(tables(times, 9)["target"].seconds) == expected
+
+
+def test_bursts_make_requests_wait():
+    """The same requests at the same rate: those that come together wait for each other, most when all come at once."""
+    reports = {kind: bench.under_load(kind, 1.0, 60) for kind in arrivals.KINDS}
+    waits = {kind: [row["waiting_p95_s"] for row in report.rows] for kind, report in reports.items()}
+    assert all(p < b < c for p, b, c in zip(waits["poisson"], waits["bursty"], waits["closed"]))
+    for report in reports.values():
+        assert [row["rung"] for row in report.rows] == list(paper.RUNGS)
+        assert all(row["latency_p50_s"] > row["waiting_p50_s"] and row["goodput"] > 0 for row in report.rows)
+    assert max(r["goodput"] for r in reports["poisson"].rows) < min(r["goodput"] for r in reports["closed"].rows)

@@ -23,6 +23,10 @@ def test_simulated_goodput_is_within_15_percent_of_measured(path):
         for what in ("batch", "gamma", "drafter"):
             settings[what].add(row[what])
     assert len(grid) >= 12 and all(len(values) >= 2 for values in settings.values()), "a grid, not a point"
+    if roofline := [row["roofline_ratio"] for row in grid if "roofline" in row]:        # reported, whatever it is
+        assert roofline == pytest.approx([row["roofline"] / row["measured"] for row in grid])
+        error, = (bar["value"] for bar in report["bars"] if "roofline, largest" in bar["name"])
+        assert error == pytest.approx(max(abs(ratio - 1) for ratio in roofline))
     factors = {row["model"]: row["efficiency_factor"] for row in report["rows"] if "efficiency_factor" in row}
     assert set(factors) == settings["drafter"] | {"target"} and all(0.3 < f < 3 for f in factors.values())
     assert report["cpu"] and report["versions"]["torch"] and report["commit"]
