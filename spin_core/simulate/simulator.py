@@ -1,6 +1,6 @@
 """A serving system on hardware that is not at hand: requests, batches, two stages, a clock.
 
-What is accepted is read off a recording, what a pass takes off a cost model; who drafts is decided by the
+What is accepted is read off a recording, what a pass takes off a cost model; who drafts is decided by the classes of
 selectors that serve live, pieces by the planner, the number of micro-batches by the pipeline's heuristic.
 One turn of the loop (:meth:`_System._flight`) is one group's way through a step:
 
