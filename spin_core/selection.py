@@ -190,15 +190,16 @@ class Selection:
             members = Counter(e.drafter for e in events)
             plain, extra = shares([len(e.drafted) for e in events],
                                   self.cost.decoding(ours, rows, events[0].target_seconds), self.cost)
-            judging = events[0].verify_seconds / len(events)
+            judging = events[0].verify_seconds / ours       # a row: accepting takes as long for every drafted token
             outcomes = []
             for (request, event, failed), own in zip(steps, extra.tolist()):
                 share = len(event.drafted) / drafted[event.drafter] if drafted[event.drafter] else \
                     1 / members[event.drafter]
                 if not request.pinned:
                     outcomes.append(Outcome(request.id, event.drafter, event.reach, event.accepted,
-                                            len(event.emitted), share * event.draft_seconds, plain + own + judging,
-                                            rows if rows == ours else 0, event.target_seconds, plain + judging, failed))
+                                            len(event.emitted), share * event.draft_seconds,
+                                            plain + own + judging * (1 + len(event.drafted)), rows if rows == ours else 0,
+                                            event.target_seconds, plain + judging, failed))
             self._ask("observe", lambda: self.selector.observe(outcomes))
         self._probe([request for request, _, _ in steps if not request.pinned and not request.finished])
 
