@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-from ipywidgets import Dropdown, FloatSlider, IntSlider
+from ipywidgets import Dropdown, IntSlider
 from matplotlib.figure import Figure
 
 from spin_core.decompose import plan
@@ -23,6 +23,8 @@ from spin_core.workloads import NAMES as WORKLOADS, load_workload
 CARDS = [name for name, card in HARDWARE.items() if "fp16" in card.flops and name != "V100-16GB"]
 POLICIES = ("spin", "spin-full", "greedy", "epsilon-greedy")
 SHOWN = 6               # rounds in the picture
+ARRIVING = [("all at once", ("closed", 2.0)), *((f"{kind}, {rate} per second", (kind, float(rate)))
+                                                for kind in ("poisson", "bursty") for rate in (2, 8))]
 
 
 def dashboard(requests: int = 100, data_set: str = "Alpaca", policy: str = "1.4B", batch: int = 32,
@@ -34,9 +36,8 @@ def dashboard(requests: int = 100, data_set: str = "Alpaca", policy: str = "1.4B
                 Dropdown(options=CARDS, value=CARDS[0], description="card"),
                 IntSlider(batch, 1, 64, description="batch", continuous_update=False),
                 IntSlider(micro_batches, 1, 8, description="micro-batches", continuous_update=False),
-                Dropdown(options=arrivals.KINDS, value="closed", description="arrivals"),
-                FloatSlider(2.0, min=0.5, max=10, step=0.5, description="per second", continuous_update=False)]
-    return Panel(controls, lambda: picture(*(c.value for c in controls), requests=requests))
+                Dropdown(options=ARRIVING, value=ARRIVING[0][1], description="arrivals")]
+    return Panel(controls, lambda: picture(*(c.value for c in controls[:-1]), *controls[-1].value, requests=requests))
 
 
 def picture(data_set: str, policy: str, strategy: str, card: str, batch: int, micro_batches: int,
