@@ -198,8 +198,8 @@ class Selection:
                 if not request.pinned:
                     outcomes.append(Outcome(request.id, event.drafter, event.reach, event.accepted,
                                             len(event.emitted), share * event.draft_seconds,
-                                            plain + own + judging * (1 + len(event.drafted)), rows if rows == ours else 0,
-                                            event.target_seconds, plain + judging, failed))
+                                            plain + own + judging * (1 + len(event.drafted)),
+                                            rows if rows == ours else 0, event.target_seconds, plain + judging, failed))
             self._ask("observe", lambda: self.selector.observe(outcomes))
         self._probe([request for request, _, _ in steps if not request.pinned and not request.finished])
 

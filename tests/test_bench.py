@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from spin_core import bench
+from spin_core import bench, figures
 from spin_core.bench import Bar, Report, contenders, peers
 from spin_core.engine import Engine
 from spin_core.request import SamplingParams
@@ -213,9 +213,9 @@ def test_fixed_drafters_draft_as_much_as_pays(monkeypatch, tmp_path):
     peers.best_gamma.cache_clear()
     cheap, dear = ([peers.best_gamma(name, batch) for batch in (1, 8)] for name in ("ngram", "pruned-2L-8k"))
     assert cheap[0] > cheap[1] > dear[1] >= 1 and cheap[0] > dear[0]
-    stored = {"rows": [{"workload": "chat", "drafter": "near", "best_gamma": 7},
-                       {"workload": "mix", "drafter": "near", "best_gamma": 5}]}
-    monkeypatch.setattr(peers.figures, "default_directory", lambda: tmp_path)
+    stored = {"name": "drafters", "rows": [{"workload": "chat", "drafter": "near", "best_gamma": 7},
+                                           {"workload": "mix", "drafter": "near", "best_gamma": 5}]}
+    monkeypatch.setattr(figures, "default_directory", lambda: tmp_path)
     (tmp_path / "data" / "card").mkdir(parents=True)
     (tmp_path / "data" / "card" / "drafters.json").write_text(json.dumps(stored))
     assert peers.best_gamma("near", 1) == 5 and peers.best_gamma("near", 8) is None

@@ -13,7 +13,6 @@ keeps. A case that breaks off, by an error or by hand, costs no finished round: 
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections import Counter
@@ -24,7 +23,6 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from spin_core import figures
 from spin_core.bench import Bar, Report
 from spin_core.bench import contenders as how
 from spin_core.bench.contenders import Tokens, in_turns
@@ -32,6 +30,7 @@ from spin_core.bench.drafters import is_lookup
 from spin_core.draft import DraftTable
 from spin_core.draft.pool import is_fed
 from spin_core.engine import DEFAULT_GAMMA, PASSES, Engine
+from spin_core.lessons.stored import stored
 from spin_core.request import SamplingParams
 from spin_core.select import NONE, make
 from spin_core.select.oracle import Planned, oracle_request, oracle_steps
@@ -140,6 +139,7 @@ def measure(args, whole: Report) -> None:
 
 
 def case(batch: int, temperature: float) -> str:
+    """A case's name in bars and notes."""
     return f"batch {batch}, " + (f"temperature {temperature:g}" if temperature else "greedy")
 
 
@@ -304,11 +304,8 @@ def best_gamma(name: str, batch: int, requests: int = 48) -> int | None:
     """The gamma that is best for a drafter on the mix: at batch 1 as ``bench drafters`` has stored it, in a batch as
     the stored recording replays. None where the drafter is not known there."""
     if batch == 1:
-        for path in sorted((figures.default_directory() / "data").glob("*/drafters.json")):
-            for stored in json.loads(path.read_text("utf-8"))["rows"]:
-                if (stored["workload"], stored["drafter"]) == ("mix", name):
-                    return stored["best_gamma"]
-        return None
+        found = stored("drafters", lambda row: (row["workload"], row["drafter"]) == ("mix", name))
+        return found[0].rows[0]["best_gamma"] if found else None
     recording = Recording.load()
     if name not in recording.arms:
         return None

@@ -74,7 +74,8 @@ def measure(engine: Engine, prompts: dict[str, list], args) -> Report:
             row("law: distance from p", "sampled", "six tokens", name, distance)
         report.bars += [Bar("distance from p of the allowed child rules, largest",
                             max(found[name] for name in verify_rules.LOSSLESS), "<= 1e-9"),
-                        Bar("distance from p of the refused child rules against an earlier enumeration, largest difference",
+                        Bar("distance from p of the refused child rules against an earlier enumeration, "
+                            "largest difference",
                             max(abs(found[name] - known) for name, known in verify_rules.DISTANCES.items()),
                             "<= 0.005")]
         report.notes.append("law: the earlier enumeration's p and q were not kept; ours are chosen to reproduce it")

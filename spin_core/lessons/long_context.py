@@ -86,12 +86,13 @@ def predicted(recording: Recording, drafter: str, batch: int, gamma: int, tau: f
 
 
 def our_family(batch: int = LIVE_BATCH, gamma: int = 2, directory: str | Path | None = None) -> tuple[list[dict], dict]:
-    """The throughput model on our family, and what it measured: a row for each drafter, and the provenance of the measurement.
+    """The throughput model on our family beside what was measured: a row for each drafter, and the provenance of the
+    measurement.
 
     "modelled": from the tokens per verification that ``bench drafters`` counted over all texts. Where the engine was
-    timed at that ``batch`` and ``gamma`` on the machine of the recorded costs (``bench
-    select-live`` or ``bench peers``), "measured" is its speed-up over plain decoding, and "own" what the model says with
-    the tokens per verification of that very run.
+    timed at that ``batch`` and ``gamma`` on the machine of the recorded costs (``bench select-live`` or ``bench
+    peers``), "measured" is its speed-up over plain decoding, and "own" what the model says with the tokens per
+    verification of that very run.
     """
     recording, out = Recording.load(), []
     counted = stored("drafters", lambda row: row["workload"] == "mix", directory)
@@ -111,8 +112,8 @@ def our_family(batch: int = LIVE_BATCH, gamma: int = 2, directory: str | Path | 
 
 
 def _timed(recording: Recording, batch: int, gamma: int, directory) -> tuple[dict[str, dict], dict]:
-    """Rows with "vs_plain" by drafter, each served alone, greedily, on the machine of the recording, and their provenance:
-    of ``bench select-live``, else of ``bench peers``."""
+    """Rows with "vs_plain" by drafter, each served alone, greedily, on the machine of the recording, and their
+    provenance: of ``bench select-live``, else of ``bench peers``."""
     for found in stored("select-live", lambda row: row.get("batch", LIVE_BATCH) == batch, directory):
         rows = {row["contender"]: row for row in found.rows if row["gamma"] == gamma}
         if rows and found.origin.get("cpu") == recording.about["cpu"]:

@@ -1,4 +1,5 @@
-"""What padding costs: passes of the target with a padded attention and without, in turns; attention measured elsewhere."""
+"""What padding costs: passes of the target with a padded attention and without, in turns; attention measured
+elsewhere."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from spin_core import figures
 
 @dataclass(frozen=True)
 class Stored:
-    """``rows`` of a benchmark from one ``machine`` (its folder's name), and the values of its report's ``bars`` by name;
-    ``origin``: the provenance of the numbers."""
+    """``rows`` of a benchmark from one ``machine`` (its folder's name), and the values of its report's ``bars`` by
+    name; ``origin``: the provenance of the numbers."""
 
     machine: str
     rows: list[dict]

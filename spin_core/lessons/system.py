@@ -132,8 +132,9 @@ def steps_that_lose(ladders: Mapping[str, Mapping[str, float]]) -> str:
     for before, rung in zip(LADDER[1:], LADDER[2:]):
         ratios = {data: ladder[rung] / ladder[before] for data, ladder in ladders.items()}
         below = {data: ratio for data, ratio in ratios.items() if ratio < 1}
+        named = ", ".join(f"{data} {ratio:.3f}" for data, ratio in below.items())
         out.append(f"{rung!r} is below the step before it on {len(below)} of {len(ratios)} data sets"
-                   + "".join(f"{',' if i else ':'} {data} {ratio:.3f}" for i, (data, ratio) in enumerate(below.items())))
+                   + (f": {named}" if named else ""))
     return "\n".join(out)
 
 

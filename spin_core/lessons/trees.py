@@ -77,8 +77,8 @@ def what_width_cost(cost: Mapping[int, Mapping[int, float]], tau: Mapping[int, f
     for batch, by_width in cost.items():
         narrow, wide = min(by_width), max(by_width)
         tokens = tau[wide] / tau[narrow]
-        lines.append(f"batch {batch}: width {min(by_width, key=by_width.get)} is the fastest; with {wide} children a step "
-                     f"takes {by_width[wide] / by_width[narrow] * tokens:.2f} times as long as with {narrow}, for "
+        lines.append(f"batch {batch}: width {min(by_width, key=by_width.get)} is the fastest; with {wide} children a "
+                     f"step takes {by_width[wide] / by_width[narrow] * tokens:.2f} times as long as with {narrow}, for "
                      f"{tokens:.2f} times the tokens")
     return "\n".join(lines)
 

@@ -77,7 +77,8 @@ def _ablation(n: Numbers) -> list:
     def ladder(kind: str) -> Callable[[], str]:
         return lambda: climb(n.series[kind, "CP, LLaMA-7B"])
     return [ladder("published"), ladder("modelled"),
-            lambda: _listed({where: climb(series) for where, series in n.labelled("measured").items() if climb(series)})]
+            lambda: _listed({where: text for where, series in n.labelled("measured").items()
+                             if (text := climb(series))})]
 
 
 def _fixed(n: Numbers, large: Numbers) -> list:

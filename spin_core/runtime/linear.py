@@ -28,7 +28,8 @@ class PackedLinear(nn.Module):
 
 
 class Joint:
-    """Layers that read the same input, multiplied at once: every product has costs beside its bytes, which small ones do not repay.
+    """Layers that read the same input, multiplied at once: every product has costs beside its bytes, which small ones
+    do not repay.
 
     The first layer that is called with an input multiplies for all of them; the others find their shares there.
     """

@@ -176,8 +176,8 @@ WORK = ("flop", "weights", "keys", "kernels")
 
 
 def work(model: Model, rows: int, slots: int, context: int, dtype: str) -> dict[str, float]:
-    """What a pass over ``rows`` tokens has to do, of ``slots`` requests with ``context`` cached tokens each: FLOP, bytes
-    of weights, bytes of keys and values, kernels. These are the terms of the roofline."""
+    """What a pass over ``rows`` tokens has to do, of ``slots`` requests with ``context`` cached tokens each: FLOP,
+    bytes of weights, bytes of keys and values, kernels. These are the terms of the roofline."""
     each = rows // slots
     keys = slots * (context + each)
     scores = 4 * model.layers * model.heads * model.head_dim * keys * each

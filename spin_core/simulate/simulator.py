@@ -1,7 +1,7 @@
 """A serving system on hardware that is not at hand: requests, batches, two stages, a clock.
 
-What is accepted is read off a recording, what a pass takes off a cost model; who drafts is decided by the classes of
-selectors that serve live, pieces by the planner, the number of micro-batches by the pipeline's heuristic.
+What is accepted is read off a recording, what a pass takes off a cost model; who drafts is decided by the
+selectors' classes, pieces by the planner, the number of micro-batches by the heuristic: those that serve live.
 One turn of the loop (:meth:`_System._flight`) is one group's way through a step:
 
     admit -> assign -> draft (every drafter on its device) -> verify (on the target's) -> commit -> observe

@@ -7,7 +7,6 @@ from matplotlib.figure import Figure
 
 from spin_core.lessons import long_context as lesson
 from spin_core.plots import long_context as plots
-from spin_core.plots.long_context import roofline
 from spin_core.simulate import spire
 from spin_core.widgets.panel import Panel
 
@@ -28,14 +27,18 @@ def model(batch: int = 64, context: int = 512) -> Panel:
 def picture(batch: int, context: int, drafted: int, window: str, hoi: float) -> Figure:
     """The passes at that setting, and what they come to."""
     setting = dict(drafted=drafted, window=WINDOWS[window], hoi=hoi)
-    return roofline(lesson.roofline(batch, context, **setting), lesson.multipliers(batch, context, **setting),
-                    f"modelled: batch {batch}, context {context:,}, gamma {drafted}, a sparse draft sees {window}, "
-                    f"{hoi:g} FLOP per byte")
+    title = (f"modelled: batch {batch}, context {context:,}, gamma {drafted}, a sparse draft sees {window}, "
+             f"{hoi:g} FLOP per byte")
+    return plots.roofline(lesson.roofline(batch, context, **setting), lesson.multipliers(batch, context, **setting),
+                          title)
 
 
 def our_family() -> Panel:
     """Batch and gamma -> the model on our family's costs, beside what was measured at that setting."""
     controls = [SelectionSlider(options=[1, 2, 4, 8, 16], value=lesson.LIVE_BATCH, description="batch"),
                 IntSlider(2, 1, 8, description="gamma", continuous_update=False)]
-    return Panel(controls, lambda: plots.our_family(lesson.our_family(*(c.value for c in controls))[0],
-                                                    *(c.value for c in controls)))
+
+    def draw() -> Figure:
+        batch, gamma = (c.value for c in controls)
+        return plots.our_family(lesson.our_family(batch, gamma)[0], batch, gamma)
+    return Panel(controls, draw)
