@@ -35,7 +35,6 @@ Prompt = str | list[int] | list[dict]
 
 DEFAULT_GAMMA = 4       # drafted tokens per step, where nobody says otherwise
 PASSES = 2              # the same of drafters that take a pass per token, where a selector tries them on everyone
-FOUND = 8               # at most, of drafters that look up, where "spin" shortens drafts that do not pay
 
 
 @dataclass
@@ -105,8 +104,7 @@ class Engine:
     With a ``selector`` (a policy's name, or a :class:`spin_core.select.Selector`) it is chosen anew in every step who
     drafts for a request and how much, except for requests submitted with a drafter of their own. For a policy's name
     the pool is ``arms``, by default all of the family's drafters and "ngram", and ``gamma`` holds for all of them; by
-    default those that take passes draft 2 tokens and those that look up 4; with "spin" 2 and 8, fewer where that pays
-    more.
+    default those that take passes draft 2 tokens and those that look up 4, with "spin" fewer where that pays more.
     ``capacities`` bounds the requests a drafter serves at once. ``fast_switching``: a drafter reads the text of a
     request that comes to it in a second thread, beside the others' work; False makes all wait for it.
 
@@ -453,8 +451,7 @@ class Engine:
             if gamma is not None:
                 options["gamma"] = gamma
             elif selector != "spin-full":           # which chooses lengths itself
-                found = FOUND if selector == "spin" else DEFAULT_GAMMA
-                options["gamma"] = {name: found if self.drafter_called(name).quick else PASSES for name in arms}
+                options["gamma"] = {name: DEFAULT_GAMMA if self.drafter_called(name).quick else PASSES for name in arms}
                 if selector == "spin":
                     options["shorten"] = True
             selector = make(selector, arms, **options)
