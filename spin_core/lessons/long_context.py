@@ -76,6 +76,12 @@ def acceptance(family, group: str, windows: Sequence[str], context: int, prompts
     return rows
 
 
+def stored_acceptance() -> tuple[list[dict], dict] | None:
+    """The same as ``bench spire`` measured it, and where; None if no machine has stored it."""
+    found = stored("spire", lambda row: "texts" in row)
+    return (found[0].rows, found[0].origin) if found else None
+
+
 def predicted(recording: Recording, drafter: str, batch: int, gamma: int, tau: float, drafted: float) -> float:
     """The throughput model on measured costs: ``tau / ((gamma draft + verify) / plain)``, every pass as long as it was
     when ``recording`` was made. ``drafted`` tokens per request and step, on average, are verified; a drafter that looks

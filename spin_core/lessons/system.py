@@ -55,9 +55,10 @@ def bounds(data_set: str, requests: int, target: str = "LLaMA-7B") -> dict[str, 
 
 
 def at_scale(data_set: str, batch: int, requests: int,
-             policies: Sequence[str] = (*DRAFTERS, "none", "spin", "spin-full"),
+             policies: Sequence[str] = (*DRAFTERS, "none", "greedy", "epsilon-greedy", "spin", "spin-full"),
              target: str = "LLaMA-7B") -> dict[str, float]:
-    """Goodput of every fixed drafter, of plain decoding and of SPIN's selections, all over decomposed verification."""
+    """Goodput of every fixed drafter, of plain decoding, of SPIN's rivals and of its selections, all over decomposed
+    verification."""
     count = max(requests, 3 * batch)
     return {p: paper.serve(data_set, target, p, batch=batch, requests=count).goodput for p in policies}
 

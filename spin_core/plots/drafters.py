@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from spin_core import theory
@@ -99,12 +100,32 @@ def pool(cost: Mapping[str, float], accepted: Mapping[str, float], lookups: Coll
 
 
 @styled
-def best_share(share: Mapping[str, Mapping[str, float]], counts: Mapping[str, int],
-               published: Mapping[str, float]) -> Figure:
-    """For which ``share[workload][drafter]`` of the requests each drafter is the fastest; the workload's number of
-    requests below it. ``published``: the paper's shares for one of its five, by data set."""
-    figure = Figure(figsize=(WIDTH, 3.5), layout="constrained")
-    ax, beside = figure.subplots(1, 2, width_ratios=[4, 1.3])
+def best_share(share: Mapping[str, Mapping[str, float]], counts: Mapping[str, int], published: Mapping[str, float],
+               modelled: Mapping[str, Mapping[str, float]] | None = None) -> Figure:
+    """For which ``share[workload][drafter]`` of the requests each drafter is the fastest; the workload's number of requests
+    below it. ``published``: the paper's shares for one of its five, by data set; ``modelled``: those of all
+    five."""
+    figure = Figure(figsize=(WIDTH, 3.7), layout="constrained")
+    panels = figure.subplots(1, 3 if modelled else 2, width_ratios=[3.4, 2.4, 1.1] if modelled else [4, 1.3])
+    ax, beside = panels[0], panels[-1]
+    _stacked(ax, share, [f"{name}\n{counts[name]}" for name in share])
+    ax.set(ylabel="share of requests", xlabel="workload and its number of requests", title="Best drafter, measured here")
+    if modelled:
+        _stacked(panels[1], modelled, list(modelled))
+        panels[1].set_title("Modelled: LLaMA-7B")
+    beside.bar(range(len(published)), list(published.values()), .5, color=GREY)
+    for place, value in enumerate(published.values()):
+        beside.text(place, value + .02, f"{value:.0%}", ha="center")
+    beside.set_xticks(range(len(published)), list(published))
+    beside.set(ylim=(0, 1), xlim=(-.6, len(published) - .4))
+    beside.grid(False)
+    beside.set_title("Published")
+    beside.set_xlabel("265M, one of five")
+    return figure
+
+
+def _stacked(ax: Axes, share: Mapping[str, Mapping[str, float]], ticks: list[str]) -> None:
+    """Bars of ``share[workload][drafter]`` on top of each other."""
     places, below = np.arange(len(share)), np.zeros(len(share))
     for index, name in enumerate(next(iter(share.values()))):
         heights = np.array([values[name] for values in share.values()])
@@ -114,19 +135,10 @@ def best_share(share: Mapping[str, Mapping[str, float]], counts: Mapping[str, in
                 ax.text(bar.get_x() + .33, bar.get_y() + height / 2, f"{height:.0%}", ha="center", va="center",
                         color="white", fontsize=9, weight="bold")
         below += heights
-    ax.set_xticks(places, [f"{name}\n{counts[name]} requests" for name in share])
-    ax.set(ylabel="share of requests", ylim=(0, 1))
+    ax.set_xticks(places, ticks)
+    ax.set(ylim=(0, 1))
     ax.grid(False)
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    ax.set_title("Best drafter, measured here")
-    beside.bar(range(len(published)), list(published.values()), .5, color=GREY)
-    for place, value in enumerate(published.values()):
-        beside.text(place, value + .02, f"{value:.0%}", ha="center")
-    beside.set_xticks(range(len(published)), list(published))
-    beside.set(ylim=(0, 1), xlim=(-.6, len(published) - .4))
-    beside.grid(False)
-    beside.set_title("Published: 265M")
-    return figure
 
 
 @styled

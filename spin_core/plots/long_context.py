@@ -140,24 +140,35 @@ def our_family(rows: Sequence[Mapping], batch: int, gamma: int) -> Figure:
 
 
 @styled
-def acceptance(rows: Sequence[Mapping], bar: float) -> Figure:
-    """How often the target agrees with its own sparse drafts, by texts and window; tokens per verification beside."""
-    figure = Figure(figsize=(WIDTH, 0.36 * len(rows) + 1.5), layout="constrained")
+def acceptance(rows: Sequence[Mapping], bar: float, here: Sequence[Mapping] = ()) -> Figure:
+    """How often the target agrees with its own sparse drafts, by texts, law and window; tokens per verification beside.
+    ``here``: such rows measured on the spot, as stars on the bars that they belong to."""
+    figure = Figure(figsize=(WIDTH, 0.33 * len(rows) + 1.7), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     groups = list(dict.fromkeys(row["texts"] for row in rows))
     y = [i + 0.6 * groups.index(row["texts"]) for i, row in enumerate(rows)]       # a gap between the groups
     for panel, key in ((left, "acceptance"), (right, "tokens_per_verification")):
         panel.barh(y, [row[key] for row in rows], .6,
                    color=[tint((BLUE, ORANGE, GREEN)[groups.index(row["texts"])], .85) for row in rows])
+        stars = {at: one[key] for at, row in zip(y, rows) for one in here if _setting(one) == _setting(row)}
+        panel.plot(list(stars.values()), list(stars), linestyle="none", marker="*", markersize=12, color=INK,
+                   markeredgecolor="white", label="measured in this notebook")
         for at, row in zip(y, rows):
-            panel.text(row[key], at, f" {row[key]:.2f}", va="center", size=9.5)
+            panel.text(row[key] / 2, at, f"{row[key]:.2f}", va="center", ha="center", size=9, color="white",
+                       weight="bold")
         panel.grid(axis="y", visible=False)
     left.axvline(bar, color=INK, linewidth=1, linestyle=":")
-    left.set(yticks=y, yticklabels=[f"{row['texts']}: sees {row['window']}" + (" of it" if "/" in row["window"] else
-                                                                              " tokens") for row in rows],
-             ylim=(y[-1] + .6, -.6), xlim=(0, 1.15), xlabel="of the tested tokens (measured)", title="Accepted")
-    right.set(xlabel="measured, gamma 4", title="Tokens per verification", xlim=(0, 5.6))
+    left.set(yticks=y, yticklabels=[f"{row['texts']}{', sampled' * (row.get('law') == 'sampled')}: sees {row['window']}"
+                                    + (" of it" if "/" in row["window"] else " tokens") for row in rows],
+             ylim=(y[-1] + .6, -.6), xlim=(0, 1.05), xlabel="of the tested tokens (measured)", title="Accepted")
+    right.set(xlabel="measured, gamma 4", title="Tokens per verification", xlim=(0, 5.2))
+    if here:
+        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center")
     return figure
+
+
+def _setting(row: Mapping) -> tuple:
+    return row["texts"], row["window"], row.get("law", "greedy")
 
 
 def _by_context(panel, contexts: Sequence[int]) -> None:

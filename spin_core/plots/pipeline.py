@@ -98,7 +98,7 @@ def microbatches(counts: Sequence[int], measured: Spread, sequential: float, mod
         right.plot(list(published), list(published.values()), "*", color=RED, markersize=13,
                    label="published, Alpaca (V100s)")
     right.axhline(1, color=GREY, linewidth=1, linestyle=":")
-    right.set(xlabel="micro-batches", ylabel="goodput / taking turns", ylim=(0, top * 1.42))
+    right.set(xlabel="micro-batches", ylabel="goodput / taking turns", ylim=(0, top * 1.6))
     right.set_xticks(sorted({*counts, *published}))
     right.legend(loc="upper right")
     right.set_title("Against taking turns")

@@ -181,34 +181,37 @@ def microbatch_heuristic(cases: Sequence[Mapping]) -> Figure:
 
 
 @styled
-def selection_at_scale(goodput: Mapping[str, Mapping[str, float]], published: Mapping[str, float]) -> Figure:
+def selection_at_scale(goodput: Mapping[str, Mapping[str, float]], ceilings: Mapping[str, Mapping[str, float]],
+                       published: Mapping[str, float]) -> Figure:
     """Goodput over that of the first policy, the drafter that "vanilla" uses: ``goodput[setting][policy]``, one group
-    of bars per setting. ``published``: the same by setting, where it is."""
-    figure = Figure(figsize=(WIDTH, 3.9), layout="constrained")
+    of bars per setting, under lines for ``ceilings[setting]``. ``published``: the same by setting, where it is."""
+    figure = Figure(figsize=(WIDTH, 4.1), layout="constrained")
     panel = figure.subplots()
     policies = list(next(iter(goodput.values())))
-    width, x = 0.84 / len(policies), np.arange(len(goodput))
-    colours = {"none": tint(GREY, 0.6), "spin": GREEN, "spin-full": PURPLE}
+    width, x = 0.88 / len(policies), np.arange(len(goodput))
+    colours = {"none": tint(GREY, 0.6), "greedy": RED, "epsilon-greedy": ORANGE, "spin": GREEN, "spin-full": PURPLE}
     fixed = [p for p in policies if p not in colours]
     colours |= {p: tint(BLUE, 0.25 + 0.6 * i / len(fixed)) for i, p in enumerate(fixed)}
     for j, policy in enumerate(policies):
         values = [rates[policy] / rates[policies[0]] for rates in goodput.values()]
         at = x + (j - (len(policies) - 1) / 2) * width
         panel.bar(at, values, 0.92 * width, color=colours[policy], label=policy)
-        if policy in ("spin", "spin-full"):
+        if policy not in fixed and policy != "none":
             for place, value in zip(at, values):
                 panel.text(place, value - 0.03, f"{value:.2f}", ha="center", va="top", size=8.5, rotation=90,
                            color="white", weight="bold")
-    for i, setting in enumerate(goodput):
-        if setting in published:
-            panel.plot([i], [published[setting]], label="published: spin" if i == min(
-                k for k, s in enumerate(goodput) if s in published) else None, **STAR)
+    for style, name in zip(("--", ":"), next(iter(ceilings.values()))):
+        panel.hlines([ceilings[setting][name] for setting in goodput], x - 0.46, x + 0.46, color=INK, linestyle=style,
+                     linewidth=1.6, label=name)
+    stars = {i: published[setting] for i, setting in enumerate(goodput) if setting in published}
+    panel.plot(list(stars), list(stars.values()), label="published: spin", **STAR)
     panel.axhline(1, color=INK, linewidth=1, linestyle=":")
-    top = max([*published.values(), *(v / r[policies[0]] for r in goodput.values() for v in r.values())])
+    top = max([*published.values(), *(v for c in ceilings.values() for v in c.values()),
+               *(v / r[policies[0]] for r in goodput.values() for v in r.values())])
     panel.set(xticks=x, xticklabels=list(goodput), ylim=(0, 1.12 * top),
               ylabel=f"goodput over {policies[0]} for all (modelled)")
     panel.grid(axis="x", visible=False)
-    figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=len(policies) + 1)
+    figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=(len(policies) + 4) // 2)
     return figure
 
 

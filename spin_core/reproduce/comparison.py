@@ -81,11 +81,13 @@ def _ablation(n: Numbers) -> list:
                              if (text := climb(series))})]
 
 
-def _fixed(n: Numbers, large: Numbers) -> list:
-    def scale(policy: str) -> float:
-        rates = "CP, batch 8, LLaMA-7B, tokens/s"
-        return large.at("modelled", rates, policy) / large.at("modelled", rates, "68M")
+def _at_scale(large: Numbers, policy: str, rival: str) -> float:
+    """Modelled goodput of ``policy`` over that of ``rival`` in the setting for which most is published."""
+    rates = "CP, batch 8, LLaMA-7B, tokens/s"
+    return large.at("modelled", rates, policy) / large.at("modelled", rates, rival)
 
+
+def _fixed(n: Numbers, large: Numbers) -> list:
     def measured() -> str:
         spin = n.at("measured", "spin", "tokens/s")
         fixed = [s["tokens/s"] for label, s in n.labelled("measured", "fixed:").items() if not label.endswith(":none")]
@@ -93,16 +95,20 @@ def _fixed(n: Numbers, large: Numbers) -> list:
     setting = "tokens/s (their setting)"
     spin, one = (lambda who=who: n.at("published", setting, who) for who in ("SPIN", "LLaMA 68M for all"))
     return [lambda: f"{spin() / one():.2f}× 68M for all",
-            lambda: f"{scale('spin'):.2f}×, full information {scale('spin-full'):.2f}× (CP, 7B)", measured]
+            lambda: f"{_at_scale(large, 'spin', '68M'):.2f}×, full information "
+                    f"{_at_scale(large, 'spin-full', '68M'):.2f}× (CP, 7B)", measured]
 
 
-def _bandits(n: Numbers) -> list:
+def _bandits(n: Numbers, large: Numbers) -> list:
     setting = "tokens/s (setting unknown)"
 
-    def over(rival: str) -> float:
+    def over(ratio: Callable[[str], float]) -> Callable[[], str]:
+        return lambda: " and ".join(f"{ratio(rival):.2f}× {rival}" for rival in ("greedy", "epsilon-greedy"))
+
+    def measured(rival: str) -> float:
         return n.at("measured", "spin, goodput", "tokens/s") / n.at("measured", f"{rival}, goodput", "tokens/s")
-    return [lambda: f"{n.at('published', setting, 'SPIN') / n.at('published', setting, 'rival bandit'):.2f}×", None,
-            lambda: " and ".join(f"{over(rival):.2f}× {rival}" for rival in ("greedy", "epsilon-greedy"))]
+    return [lambda: f"{n.at('published', setting, 'SPIN') / n.at('published', setting, 'rival bandit'):.2f}×",
+            over(lambda rival: _at_scale(large, "spin", rival)), over(measured)]
 
 
 def _latency(n: Numbers) -> list:
@@ -145,8 +151,8 @@ def _heuristic(n: Numbers, large: Numbers) -> list:
     return [lambda: "the best number or one next to it", modelled if large.series else None, measured]
 
 
-LARGE = {"selection_vs_fixed": "selection_at_scale", "microbatches": "microbatches_at_scale",
-         "microbatch_heuristic": "microbatch_heuristic_at_scale"}
+LARGE = {"selection_vs_fixed": "selection_at_scale", "selection_vs_bandits": "selection_at_scale",
+         "microbatches": "microbatches_at_scale", "microbatch_heuristic": "microbatch_heuristic_at_scale"}
 """Where a figure's modelled numbers are those of a second one."""
 
 ROWS = {"best_ssm_share": ("share of requests for which a drafter is best", _share),

@@ -16,13 +16,16 @@ import numpy as np
 from spin_core.pipeline.schedule import throughput
 from spin_core.select import make
 from spin_core.select.base import NONE
+from spin_core.select.oracle import chain_counts, oracle_steps
 from spin_core.select.recording import Recording
+from spin_core.select.replay import replay
 from spin_core.simulate import acceptance
 from spin_core.simulate.costs import Roofline
 from spin_core.simulate.profiles import DRAFTERS, HARDWARE, TARGETS, TENSOR_PARALLEL
 from spin_core.simulate.simulator import Run, simulate
 
 CARD, BATCH, GAMMA, VANILLA = "V100-32GB", 8, 4, "68M"
+CONTEXT = 150           # tokens of a request in the middle of its answer, where one number has to do
 RUNGS = {"vanilla": (None, "padded", 1), "+ selection": ("spin", "padded", 1),
          "+ decomposition": ("spin", "decomposed", 1), "+ pipeline": ("spin", "decomposed", "auto")}
 """Rung -> policy (None: one drafter for all), verification, micro-batches."""
@@ -81,6 +84,29 @@ def fixed(data_set: str, target: str = "LLaMA-7B", strategy: str = "padded", see
     """Goodput of every drafter alone, and of plain decoding."""
     return {arm: averaged(seeds, serve, data_set, target, arm, strategy=strategy, **more)
             for arm in (*DRAFTERS, NONE)}
+
+
+def best_shares(recording: Recording, batch: int = BATCH) -> dict[str, float]:
+    """For which share of the requests of :func:`texts` each drafter is the best: the most tokens per second against
+    LLaMA-7B, at the price of passes that all of ``batch`` share. SPIN's motivation."""
+    costs = system("LLaMA-7B")
+    verify = costs.verify(np.full(batch, CONTEXT), np.full(batch, GAMMA)).seconds
+    seconds = []
+    for arm, drafter in enumerate(recording.arms):
+        steps, _, passes = chain_counts(recording, arm, GAMMA)
+        seconds.append(steps * verify + passes * costs.draft(drafter, batch, [batch], batch * CONTEXT))
+    best = np.bincount(np.argmin(seconds, 0), minlength=len(recording.arms)) / len(recording)
+    return dict(zip(recording.arms, best.tolist()))
+
+
+def selection_ceilings(data_set: str, requests: int = 200, batch: int = BATCH) -> dict[str, float]:
+    """What nobody who selects can pass by much, over vanilla's drafter for all, against LLaMA-7B: the oracles of single
+    steps (:mod:`spin_core.select.oracle`), by replay."""
+    recording = texts(data_set, requests)
+    lengths = dict.fromkeys(recording.arms, GAMMA)
+    vanilla = replay(recording, make(f"fixed:{VANILLA}", recording.arms, gamma=GAMMA), batch=batch).goodput
+    return {name: oracle_steps(recording, known, batch=batch).goodput / vanilla
+            for name, known in (("oracle-step", lengths), ("oracle-length", None))}
 
 
 def micro_batch_gains(data_set: str, counts: Sequence[int], *, policy: str = "spin", **more) -> dict[int, float]:

@@ -11,6 +11,7 @@ import tiny
 from spin_core import figures
 from spin_core import plots as base
 from spin_core.lessons import long_context as lesson
+from spin_core.lessons.stored import stored
 from spin_core.plots import long_context as plots
 from spin_core.select.recording import Recording
 from spin_core.simulate import spire
@@ -52,6 +53,10 @@ def test_pictures_and_widget_render(tmp_path):
                    plots.ladder(spire.ablation(), {}), plots.ladder(spire.ablation(), {"SPIRe": 1.5}),
                    plots.acceptance(rows, .9)):
         assert base.png(figure, 60)
+    sampled = rows[0] | {"law": "sampled", "acceptance": .91}
+    left = plots.acceptance([*rows[:1], sampled, rows[1]], .9, [rows[1] | {"acceptance": .75}, rows[0] | {"window": "1/8"}]).axes[0]
+    (x,), (y,) = left.lines[0].get_data()
+    assert (x, y) == (.75, left.get_yticks()[2]) and "sampled" in left.get_yticklabels()[1].get_text()
 
 
 def test_acceptance_is_measured_and_falls_with_the_window(monkeypatch):
@@ -65,6 +70,14 @@ def put(folder, name: str, rows: list[dict], cpu: str = "AMD EPYC") -> None:
     path = folder / "data" / "box" / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"name": name, "rows": rows, "notes": [], "bars": [], "cpu": cpu}))
+
+
+def test_stored_acceptance_is_without_the_ladder(tmp_path, monkeypatch):
+    monkeypatch.setattr(lesson, "stored", lambda name, wanted: stored(name, wanted, tmp_path))
+    assert lesson.stored_acceptance() is None
+    put(tmp_path, "spire", [{"rung": "SPIRe"}, {"texts": "joined", "window": "1/2"}])
+    rows, origin = lesson.stored_acceptance()
+    assert rows == [{"texts": "joined", "window": "1/2"}] and origin["cpu"] == "AMD EPYC"
 
 
 def test_the_model_on_our_family_is_the_formula_and_stands_beside_what_was_measured(tmp_path):
