@@ -154,8 +154,8 @@ def acceptance(rows: Sequence[Mapping], bar: float, here: Sequence[Mapping] = ()
         panel.plot(list(stars.values()), list(stars), linestyle="none", marker="*", markersize=12, color=INK,
                    markeredgecolor="white", label="measured in this notebook")
         for at, row in zip(y, rows):
-            panel.text(row[key] / 2, at, f"{row[key]:.2f}", va="center", ha="center", size=9, color="white",
-                       weight="bold")
+            panel.text(0.02 * bar if key == "acceptance" else 0.08, at, f"{row[key]:.2f}", va="center", size=9,
+                       color="white", weight="bold")
         panel.grid(axis="y", visible=False)
     left.axvline(bar, color=INK, linewidth=1, linestyle=":")
     left.set(yticks=y, yticklabels=[f"{row['texts']}{', sampled' * (row.get('law') == 'sampled')}: sees {row['window']}"
