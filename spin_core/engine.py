@@ -450,8 +450,8 @@ class Engine:
             selector, options = selector or "spin", {}
             if gamma is not None:
                 options["gamma"] = gamma
-            elif selector != "spin-full":           # which chooses lengths itself
-                options["gamma"] = {name: DEFAULT_GAMMA if self.drafter_called(name).quick else PASSES for name in arms}
+            elif selector not in ("spin-full", "minions"):          # which choose lengths themselves
+                options["gamma"] = {name: self._usual_length(name) for name in arms}
                 if selector == "spin":
                     options["shorten"] = True
             selector = make(selector, arms, **options)
@@ -460,6 +460,11 @@ class Engine:
         return Selection(self, selector, capacities, fast_switching)
 
     # ---- helpers
+
+    def _usual_length(self, name: str) -> int:
+        """How many tokens an arm drafts where nobody says: a tree all of its depth."""
+        drafter = self.drafter_called(name)
+        return drafter.gamma or (DEFAULT_GAMMA if drafter.quick else PASSES)
 
     def _num_draft(self, request: Request, drafter: Drafter) -> int:
         """How many tokens are worth drafting: the target adds one itself, and nobody may outrun a limit."""

@@ -51,3 +51,10 @@ def test_a_pinned_chain_rides_beside_trees_and_sampled_texts_do_not_depend_on_it
         engine.step()
     alone = Engine(tiny.family(), name, max_batch=1, max_len=40).generate([PROMPTS[0], PROMPTS[2]], [params[0], params[2]])
     assert [together[0].output_ids, together[2].output_ids] == [r.output_ids for r in alone]
+
+
+def test_a_tree_that_is_an_arm_drafts_all_of_its_depth():
+    arms = ["tree:near:1,1,3", "ngram", "near"]
+    engine = Engine(tiny.family(), selector="spin", arms=arms)
+    assert dict(zip(engine.selection.selector.arms, engine.selection.selector.gamma.tolist())) == \
+        dict(zip([*arms, "none"], [3, 4, 2, 0]))

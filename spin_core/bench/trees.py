@@ -131,7 +131,7 @@ def measure(engine: Engine, prompts: dict[str, list], args) -> Report:
             short = laws["greedy"].with_(max_new_tokens=min(24, args.max_new_tokens), stop_ids=())
             cost = {}
             for width in args.width:
-                runs = trees.verifications(served, f"tree:{first}:{trees.paper_shape(width)}", mix[:batch], short)
+                runs = trees.verifications(served, f"tree:{first}:{trees.paper_shape(width)}", (mix * batch)[:batch], short)
                 cost[width] = trees.step_seconds(runs, batch) * 1000 / by_width[width]
                 row("map: ms per token", "greedy", first, f"batch {batch}, width {width}", cost[width])
             fastest[batch] = min(cost, key=cost.get)

@@ -132,8 +132,10 @@ def describe(recipe: Recipe) -> str:
 
 
 def load(folder: Path) -> tuple[list[corpus.Shard], list[States]]:
-    """Every shard with its states, from the files beside the shards."""
+    """Every shard with its states, from the files beside the shards. ValueError if there is none."""
     paths = corpus.paths(folder)
+    if not paths:
+        raise ValueError(f"no data in {folder}: make some with python -m spin_core distill --drafter data")
     return ([corpus.read(p) for p in paths],
             [read(p.with_name(p.name.replace("shard", "states"))) for p in paths])
 

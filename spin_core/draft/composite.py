@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from spin_core.draft.base import CaughtUp, Draft, Drafter, never
+from spin_core.draft.trees import TreeDrafter
 from spin_core.request import Request
 
 
@@ -15,13 +16,15 @@ class CompositeDrafter(Drafter):
 
     ``lookup`` is a drafter whose proposals are one-hot and cost next to nothing, ``fallback`` any drafter. Which of
     them drafts follows from the committed text alone, so a request's text does not depend on its batch mates. Named
-    "lookup+fallback".
+    "lookup+fallback". Raises ValueError for a drafter of trees: a composition is of chains.
     """
 
     max_context = 2**31
     reads_along = 64        # its model falls behind while lookup serves
 
     def __init__(self, lookup: Drafter, fallback: Drafter) -> None:
+        if tree := next((d for d in (lookup, fallback) if isinstance(d, TreeDrafter)), None):
+            raise ValueError(f"a composition is of chains, not of {tree.name}; lookups can be members of the tree")
         self.name = f"{lookup.name}+{fallback.name}"
         self.lookup, self.fallback = lookup, fallback
         self.quick = fallback.quick

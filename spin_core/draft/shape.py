@@ -102,8 +102,11 @@ def best_shape(acceptance: Sequence[float], nodes: int, depth: int) -> tuple[Sha
     per verification, and how many these are (the target's own included).
 
     ``acceptance[r]``: the probability that the child of rank r is the one accepted, given that its parent was, however
-    deep. Raises ValueError for rates that are no probabilities of exclusive events.
+    deep. Raises ValueError for rates that are no probabilities of exclusive events, and for less than one node or
+    level.
     """
+    if nodes < 1 or depth < 1:
+        raise ValueError(f"best_shape: a tree has at least one node and one level, got {nodes} and {depth}")
     rates = [float(a) for a in acceptance]
     if any(not 0 <= a <= 1 for a in rates) or sum(rates) > 1 + 1e-6:
         raise ValueError(f"best_shape: rates of exclusive events are >= 0 and add up to 1 at most, got {rates}")
@@ -130,6 +133,9 @@ def best_shape(acceptance: Sequence[float], nodes: int, depth: int) -> tuple[Sha
                 best = gain, (size, *rest)
         return best
 
+    depth = min(depth, nodes)
+    for deep in range(1, depth):            # from below, so that no recursion is deeper than the ranks are many
+        tree(nodes + 1, deep)
     total, _ = tree(nodes + 1, depth)
     parents: list[int] = []
     level = [(-1, nodes + 1, depth)]

@@ -73,7 +73,12 @@ class Tree(Draft):
         if self.proposals is None:
             rows = self.prob_row.split(self.counts.tolist())
             self.proposals = [[Proposal(*drawn) for drawn in enumerate(part.tolist())] for part in rows]
+        if len(self.proposals) != len(self.counts):
+            raise ValueError(f"proposals of {len(self.proposals)} requests for {len(self.counts)} trees")
+        laws = 0 if self.probs is None else len(self.probs)
         for b, (parents, tokens, proposals) in enumerate(self.requests()):
+            if any(not -1 <= p.row < laws for p in proposals):
+                raise ValueError(f"request {b}: a proposal's row is -1 or one of the {laws} laws in probs")
             if any(not -1 <= parent < node for node, parent in enumerate(parents)):
                 raise ValueError(f"request {b}: a parent is -1 or a node before its child, got parents {parents}")
             if {p.node for p in proposals} != set(range(len(parents))):

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from spin_core.draft.base import CaughtUp, Drafter, never
+from spin_core.draft.base import CaughtUp, Drafter, NullDrafter, never
 from spin_core.draft.grow import DRAWINGS, PLACES, Grown, grow, look_up
 from spin_core.draft.model import ModelDrafter
 from spin_core.draft.shape import LARGEST, Shape, parse
@@ -41,7 +41,7 @@ class TreeDrafter(Drafter):
         if drawing not in DRAWINGS:
             check_way(drawing)          # says why, where it is a known mistake
         wrong = [m.name for m in members if not (isinstance(m, ModelDrafter) or m.quick) or
-                 isinstance(m, ModelDrafter) and m.runner.window]
+                 isinstance(m, NullDrafter) or isinstance(m, ModelDrafter) and m.runner.window]
         if wrong or not members:
             raise ValueError("a tree is grown by model drafters that see all of their text, and lookups; not by "
                              f"{', '.join(wrong) or 'nobody'}")
@@ -165,7 +165,7 @@ def parse_name(name: str) -> tuple[list[str], Shape, str, int]:
     if len(fields) < 2 or not all(fields):
         raise ValueError(f"{name!r} is no tree: write tree:NAMES:SHAPE[:DRAWING][:BUDGET], such as tree:ngram:2,1")
     names, shape, *rest = fields
-    budget = int(rest.pop()) if rest and rest[-1].isdigit() else LARGEST
+    budget = int(rest.pop()) if rest and rest[-1].isdecimal() else LARGEST
     drawing = rest.pop(0) if rest else "without_replacement"
     if rest:
         raise ValueError(f"{name!r} has fields too many: {':'.join(rest)}")

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from spin_core.draft.base import CaughtUp, Draft, Drafter, never
+from spin_core.draft.base import CaughtUp, Draft, Drafter, NullDrafter, never
+from spin_core.draft.trees import TreeDrafter
 from spin_core.request import Request
 
 MEMORY = 0.8        # of a weight, what a step leaves; the rest is the share that was right in it
@@ -35,6 +36,8 @@ class VoteDrafter(Drafter):
     def __init__(self, members: Sequence[Drafter]) -> None:
         if not members:
             raise ValueError("a vote needs members")
+        if wrong := [m.name for m in members if isinstance(m, (TreeDrafter, NullDrafter))]:
+            raise ValueError(f"members of a vote draft chains, which {', '.join(wrong)} does not")
         self.members = list(members)
         self.name = f"vote:{','.join(m.name for m in members)}"
         self.max_context = max(m.max_context for m in members)

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import torch
 
 from spin_core.draft import ModelDrafter
 from spin_core.engine import Engine, Prompt
+from spin_core.lessons.stored import stored
 from spin_core.request import Request, SamplingParams
 from spin_core.trace import Event
 
@@ -83,11 +85,22 @@ def what_width_cost(cost: Mapping[int, Mapping[int, float]], tau: Mapping[int, f
     return "\n".join(lines)
 
 
+def boosting(directory: str | Path | None = None) -> str:
+    """What ``bench boost`` found, a line for each second drafter, wherever it ran."""
+    lines = [f"{row['first']} has {row['first_right']:.3f} of {found.machine}'s held-out tokens first; with {row['second']}, which "
+             f"alone has {row['second_right']:.3f}, one of the two has {row['either_right']:.3f}"
+             for found in stored("boost", directory=directory) for row in found.rows]
+    return "\n".join(lines) or "no machine has recorded boost-tuning yet: bench boost"
+
+
 def step_seconds(runs: Iterable[list[Event]], batch: int) -> float:
-    """The median step that served ``batch`` requests, none of them for the first time: that one reads its prompt."""
+    """The median step that served ``batch`` requests, none of them for the first time: that one reads its prompt.
+    Raises ValueError if there was none."""
     reading = {run[0].step for run in runs if run}
-    return statistics.median([event.step_seconds for run in runs for event in run
-                              if event.batch == batch and event.step not in reading])
+    steps = [event.step_seconds for run in runs for event in run if event.batch == batch and event.step not in reading]
+    if not steps:
+        raise ValueError(f"no step served {batch} requests that had all been read: allow more new tokens")
+    return statistics.median(steps)
 
 
 @torch.inference_mode()

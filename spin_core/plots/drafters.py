@@ -135,7 +135,7 @@ def _stacked(ax: Axes, share: Mapping[str, Mapping[str, float]], ticks: list[str
                 ax.text(bar.get_x() + .33, bar.get_y() + height / 2, f"{height:.0%}", ha="center", va="center",
                         color="white", fontsize=9, weight="bold")
         below += heights
-    ax.set_xticks(places, ticks)
+    ax.set_xticks(places, ticks, fontsize=9)
     ax.set(ylim=(0, 1))
     ax.grid(False)
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from spin_core.draft.base import Draft
+from spin_core.draft.tree import Tree
 from spin_core.randomness import ACCEPT, RESIDUAL, race, uniform
 from spin_core.sampling import SamplingBatch, largest, probabilities
 
@@ -57,6 +58,8 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
 def check_shapes(logits: Tensor, draft: Draft, sampling: SamplingBatch, position: Tensor, who: str = "verify_chain",
                  rows: str = "drafted tokens", drafts: str = "drafts") -> None:
     """Raise ValueError unless the arguments of a verifier fit together; the words are for its message."""
+    if isinstance(draft, Tree) != (who == "verify_tree"):       # siblings are no chain: their q is another one
+        raise ValueError(f"{who}: got a {type(draft).__name__}; verify_chain takes a Draft, verify_tree a Tree")
     batch, drafted = len(sampling), draft.tokens.shape[0]
     if logits.dim() != 2 or logits.shape[0] != drafted + batch:
         raise ValueError(f"{who}: {drafted} {rows} of {batch} requests need {drafted + batch} rows of logits, "

@@ -12,10 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spin_core.draft import CompositeDrafter, NgramDrafter
 from spin_core.draft.grow import Grown
 from spin_core.draft.shape import Shape, best_shape, expansion, parse
 from spin_core.draft.tree import depths
 from spin_core.draft.trees import merge
+from spin_core.draft.vote import VoteDrafter
 from spin_core.engine import Engine
 from spin_core.request import Request, SamplingParams
 
@@ -178,3 +180,24 @@ def test_shapes_by_rank_are_cheap_to_find():
     values = [best_shape(rates, nodes, 8)[1] for nodes in (1, 4, 16, 48)]
     assert values == sorted(values) and values[0] == pytest.approx(1 + rates[0])
     assert all(a < b for a, b in itertools.pairwise(values))
+
+
+def test_a_shape_as_deep_as_it_has_nodes_is_found_and_no_node_is_an_error():
+    shape, expected = best_shape([.9], 250, 10**6)
+    assert shape.depth == 250 and expected == pytest.approx((1 - .9 ** 251) / .1)
+    for nodes, depth in ((0, 3), (3, 0), (-1, 2)):
+        with pytest.raises(ValueError, match="at least one node and one level"):
+            best_shape([.5], nodes, depth)
+
+
+@pytest.mark.parametrize("name", ["tree:none:2", "tree:near:2,1:independent:²", "vote:none,near"])
+def test_members_that_never_draft_and_numbers_that_are_none_are_refused(name):
+    with pytest.raises(ValueError, match="none|fields too many"):
+        Engine(tiny.family(), name)
+
+
+def test_trees_are_no_part_of_compositions_and_votes():
+    tree = Engine(tiny.family(), "tree:near:2,1").drafter_called("tree:near:2,1")
+    for build in (lambda: CompositeDrafter(NgramDrafter(), tree), lambda: VoteDrafter([NgramDrafter(), tree])):
+        with pytest.raises(ValueError, match="chains"):
+            build()

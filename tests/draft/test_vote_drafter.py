@@ -13,6 +13,7 @@ from spin_core.draft.vote import LEAST, judge, walk
 from spin_core.engine import Engine
 from spin_core.request import Request, SamplingParams
 from spin_core.select import Outcome, Seat, make
+from spin_core.select.minions import LONGEST
 
 PROMPTS = ["abc", "bdfhjlnprt", "ababab", "e"]
 VOTE = "vote:near,subset,other,ngram"
@@ -131,3 +132,10 @@ def test_the_length_adapts_to_acceptance_and_to_what_a_row_costs():
     assert play(.95, 1e-5) == 8
     assert play(.3, 1e-3) < 3
     assert play(.8, 4e-3) < play(.8, 1e-5)
+
+
+def test_the_engine_lets_minions_find_the_length():
+    engine = Engine(tiny.family(), selector="minions", arms=["vote:near,subset,ngram"], max_batch=2)
+    engine.generate([[5, 9, 2], [1] * 6], SamplingParams(max_new_tokens=30, stop_ids=()))
+    assert engine.selection.selector.longest == LONGEST
+    assert max(len(e.drafted) for e in engine.trace.events if e.kind == "step") > 2

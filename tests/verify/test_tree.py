@@ -25,6 +25,7 @@ from spin_core.lessons.verify_rules import (
 from spin_core.randomness import DRAFT, race
 from spin_core.request import SamplingParams
 from spin_core.sampling import SamplingBatch
+from spin_core.draft.base import Draft
 from spin_core.draft.tree import Proposal
 from spin_core.verify import Tree, verify_chain, verify_tree
 
@@ -126,6 +127,21 @@ def test_a_request_fails_alone():
     draft = Tree(torch.tensor([1, 2]), torch.tensor([0, 1, 2]), parents=torch.tensor([-1, -1]), way="top_k")
     verdict = verify_tree(logits, draft, SamplingBatch.from_params([SAMPLED] * 2), torch.tensor([0, 0]))
     assert verdict.failed.tolist() == [False, True]
+
+
+def test_each_verifier_takes_its_own_kind_and_laws_must_be_there():
+    """Siblings that were taken for a chain would be tested with the wrong q."""
+    siblings = tree([-1, -1], [1, 2], torch.full((1, 6), 1 / 6), "without_replacement", [0, 0])
+    sampling, position = SamplingBatch.from_params([SAMPLED]), torch.tensor([3])
+    with pytest.raises(ValueError, match="verify_chain: got a Tree"):
+        verify_chain(torch.zeros(3, 6), siblings, sampling, position)
+    with pytest.raises(ValueError, match="verify_tree: got a Draft"):
+        verify_tree(torch.zeros(2, 6), Draft.one_hot([[1]]), sampling, position)
+    for laws, rows in ((None, [0, -1]), (torch.full((1, 6), 1 / 6), [1, -1]), (None, [-2, -1])):
+        with pytest.raises(ValueError, match="request 0: a proposal's row is -1 or one of the . laws"):
+            tree([-1, -1], [1, 2], laws, rows=rows)
+    with pytest.raises(ValueError, match="proposals of 1 requests for 2 trees"):
+        Tree(torch.tensor([1, 2]), torch.tensor([0, 1, 2]), proposals=[[Proposal(0, -1)]])
 
 
 def test_shapes_that_do_not_fit_are_refused():
