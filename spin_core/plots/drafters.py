@@ -102,14 +102,15 @@ def pool(cost: Mapping[str, float], accepted: Mapping[str, float], lookups: Coll
 @styled
 def best_share(share: Mapping[str, Mapping[str, float]], counts: Mapping[str, int], published: Mapping[str, float],
                modelled: Mapping[str, Mapping[str, float]] | None = None) -> Figure:
-    """For which ``share[workload][drafter]`` of the requests each drafter is the fastest; the workload's number of requests
-    below it. ``published``: the paper's shares for one of its five, by data set; ``modelled``: those of all
+    """For which ``share[workload][drafter]`` of the requests each drafter is the fastest; the workload's number of
+    requests below it. ``published``: the paper's shares for one of its five, by data set; ``modelled``: those of all
     five."""
     figure = Figure(figsize=(WIDTH, 3.7), layout="constrained")
     panels = figure.subplots(1, 3 if modelled else 2, width_ratios=[3.4, 2.4, 1.1] if modelled else [4, 1.3])
     ax, beside = panels[0], panels[-1]
     _stacked(ax, share, [f"{name}\n{counts[name]}" for name in share])
-    ax.set(ylabel="share of requests", xlabel="workload and its number of requests", title="Best drafter, measured here")
+    ax.set(ylabel="share of requests", xlabel="workload and its number of requests",
+           title="Best drafter, measured here")
     if modelled:
         _stacked(panels[1], modelled, list(modelled))
         panels[1].set_title("Modelled: LLaMA-7B")
