@@ -60,8 +60,8 @@ class Pool:
 class Plan:
     """What is computed together: ``pools`` of pieces, and requests that stay ``alone``, read where they are.
 
-    ``seconds`` is the predicted time of one layer, ``considered`` the same for every width that was weighed
-    (None where nothing was predicted).
+    ``seconds`` is the predicted time of one layer, None where nothing was predicted; ``considered`` the same for every
+    width that was weighed, whether pieces were the cheapest plan or not.
     """
 
     strategy: str
@@ -163,11 +163,11 @@ def plan(lengths: Sequence[int], q_lens: Sequence[int], strategy: str = "auto", 
         return _priced(_grouped(lengths, q_lens, small, large), costs)
     if strategy == "decomposed":
         return _decomposed(lengths, q_lens, small, large, costs, width)
-    best = _decomposed(lengths, q_lens, small, large, costs, width, may_stay=True)
+    best = pieces = _decomposed(lengths, q_lens, small, large, costs, width, may_stay=True)
     if len(set(zip(lengths, q_lens))) < len(lengths):      # somebody has a twin, so there is a group
         group = _priced(_grouped(lengths, q_lens, small, large), costs)
         best = group if group.seconds < best.seconds * MARGIN else best
-    return Plan("auto", lengths, q_lens, best.pools, best.alone, best.seconds, best.considered)
+    return Plan("auto", lengths, q_lens, best.pools, best.alone, best.seconds, pieces.considered)
 
 
 def cut(request: int, length: int, width: int) -> list[Piece]:

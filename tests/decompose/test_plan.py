@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from ragged_cases import COSTS
 
@@ -117,6 +117,7 @@ DEVICES = [COSTS] + [Costs(**(vars(COSTS) | {name: factor * getattr(COSTS, name)
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(LARGE, 900) | st.integers(LARGE, 40), st.integers(1, LARGE)), min_size=1,
                 max_size=30), st.sampled_from(DEVICES))
+@example([(16, 1), (16, 1), (16, 1), (16, 12)], COSTS)         # where a group of equal requests is the cheapest
 def test_the_search_finds_what_the_textbook_finds(batch, costs):
     lengths, q_lens = (list(column) for column in zip(*batch))
     for strategy in ("decomposed", "auto"):
