@@ -18,9 +18,11 @@ everybody. A batch whose requests accept different numbers of tokens has to be p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
 from numpy import ndarray
 
 from spin_core.decompose.costs import Costs
@@ -103,9 +105,10 @@ class Roofline:
         else:
             keys, rows = lengths + drafted, size + sum(drafts)
             width = width or cheapest_width(keys, queries, charge)
-            counts = -(-keys // width)
-            pieces, wide = int(counts.sum()), int((-(-keys // counts)).max())
-            layer = charge.whole_pool(pieces, pieces - counts.tolist().count(1), wide, queries)
+            counts = np.ceil(keys / width)
+            cut = counts.tolist()
+            pieces, wide = int(sum(cut)), math.ceil(max((keys / counts).tolist()))
+            layer = charge.whole_pool(pieces, pieces - cut.count(1), wide, queries)
         seconds = self._verify.seconds(rows + extra, self.target.layers * layer) + self.overhead
         return Verified(seconds, pieces * wide, width)
 

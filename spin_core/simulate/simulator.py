@@ -51,23 +51,28 @@ def simulate(recording: Recording, costs: PassCosts, policy: Selector | str, *, 
 
 
 class _Group:
-    """A micro-batch: its requests, tokens written of each, and the index of each one's last drafter (-1:
-    none yet)."""
+    """A micro-batch.
+
+    One column per request, ``[5, B]``: its number, its last drafter's index (-1: none yet), the place in the recording
+    of the token that comes next, the place of its last one, and by how much its context is longer than the place is
+    far. Places are kept, not tokens written, because they are what every step looks up.
+    """
 
     def __init__(self, number: int) -> None:
         self.number, self.ready = number, 0.0       # when its last step was committed
-        self.requests, self.done, self.drafter = (np.zeros(0, int) for _ in range(3))
-        self.width, self.age = 0, 0                 # of the pieces, and for how many steps
+        self.unread = 0                             # rows of prompts that are read in its next step
+        self._hold(np.zeros((5, 0), int))
 
-    def add(self, requests: Sequence[int], done: Sequence[int], drafter: Sequence[int]) -> None:
-        self.requests = np.append(self.requests, requests)
-        self.done = np.append(self.done, done)
-        self.drafter = np.append(self.drafter, drafter)
-        self.width = 0
+    def _hold(self, columns: ndarray) -> None:
+        self.columns = columns
+        self.requests, self.drafter, self.at, self.end, self.shift = columns
+        self.width, self.age = 0, 0                 # of the pieces, and for how many steps: searched anew
+
+    def add(self, columns: ndarray) -> None:
+        self._hold(np.hstack([self.columns, columns]))
 
     def keep(self, stays: ndarray) -> None:
-        self.requests, self.done, self.drafter = self.requests[stays], self.done[stays], self.drafter[stays]
-        self.width = 0
+        self._hold(self.columns[:, stays])
 
 
 class _System:
@@ -90,7 +95,8 @@ class _System:
             raise ValueError(f"simulate: a request may come to hold {self.reserved.max()} tokens, more than "
                              f"kv_tokens = {kv_tokens}")
         self.recording, self.costs, self.policy = recording, costs, policy
-        self.batch, self.gamma, self.capacities = batch, gamma, capacities
+        self.fixed = _clipped(recording, policy, gamma) if isinstance(policy, str) else None
+        self.batch, self.capacities = batch, capacities
         self.kv_tokens = np.inf if kv_tokens is None else kv_tokens
         self.heuristic = Heuristic(batch) if micro_batches == "auto" else None
         self.groups = [_Group(i) for i in range(1 if self.heuristic else micro_batches)]
@@ -128,32 +134,29 @@ class _System:
     # ---- a group's way through a step
 
     def _flight(self, group: _Group) -> None:
-        recording, requests, done = self.recording, group.requests, group.done      # so short that lists sum up faster
-        prompts, left = recording.prompts[requests], self.lengths[requests] - done - 1
-        context, at = prompts + done, recording.starts[requests] + done
-        by_arm, wanted = self._assign(group, context, left)
+        # batches are so short that Python sums a list up faster than numpy an array
+        requests, context, left = group.requests, group.at + group.shift, group.end - group.at
+        by_arm, drafted, accepted = self._assign(group, context, left)
         start = max(group.ready, self.clock)
-        drafted, accepted, shared = np.zeros(len(done), int), np.zeros(len(done), int), np.zeros(len(done))
-        ready, busy = start, []
+        ready, busy, shared = start, [], None if self.fixed else np.zeros(len(left))
         for name, members in by_arm.items():
-            arm = self.arm[name]
-            self.served[name] = self.served.get(name, 0) + len(members)
+            arm, proposed, keys = self.arm[name], drafted[members], context[members]
+            self.served[name] = self.served.get(name, 0) + len(keys)
             if name == NONE:
                 self._switch(group, arm, members, context)
                 continue
-            proposed = np.minimum(wanted[members], recording.proposed[arm][at[members]])
-            drafted[members], accepted[members] = proposed, np.minimum(proposed, recording.accepted[arm][at[members]])
             depths = _depths(proposed)
-            seconds = self.costs.draft(name, len(members), depths, float(context[members].sum()))
-            shared[members] = seconds * proposed / max(1, sum(depths))
-            if unread := self._switch(group, arm, members[proposed > 0], context):
+            seconds = self.costs.draft(name, len(keys), depths, float(sum(keys.tolist())))
+            if not self.fixed:
+                shared[members] = seconds * proposed / max(1, sum(depths))
+            if unread := self._switch(group, arm, members, context, proposed > 0):
                 seconds += self.costs.reading(name, unread, depths[0])
             busy.append(seconds)
             device = VERIFY if self.costs.shared else name
             self.free[device] = max(start, self.free.get(device, 0.0)) + busy[-1]
             ready = max(ready, self.free[device])
 
-        prompt_rows = int((prompts[done == 0] - 1).sum()) if 0 in done.tolist() else 0
+        prompt_rows, group.unread = group.unread, 0
         self.reading |= prompt_rows > 0
         verified = self.costs.verify(context, drafted, prompt_rows, group.width if group.age % RENEW else 0)
         group.age, group.width = group.age + 1 if group.width else 1, verified.width
@@ -161,19 +164,19 @@ class _System:
         group.ready = self.free[VERIFY] = begin + verified.seconds
         self.clock = start
         if self.events is not None:
-            self.events += [(len(self.log), int(requests[b]), name, int(drafted[b]), int(accepted[b]))
-                            for name, members in by_arm.items() for b in members]
-        tokens = sum(drafted.tolist())
-        rows, needed = len(done) + tokens, sum(context.tolist()) + tokens
+            self.events += [(len(self.log), request, name, d, a) for name, members in by_arm.items() for request, d, a
+                            in zip(*(column[members].tolist() for column in (requests, drafted, accepted)))]
+        tokens, emitted = sum(drafted.tolist()), sum(accepted.tolist()) + len(left)
+        rows, needed = len(left) + tokens, sum(context.tolist()) + tokens
         alone = sum(busy) if self.costs.shared else max(busy, default=0.0)
         self.stages = [self.stages[0] + alone, self.stages[1] + verified.seconds]
-        self.log.append((start, ready, begin, group.ready, len(done), rows + prompt_rows, needed, verified.touched,
-                         sum(accepted.tolist()) + len(done), alone, self.held, group.number))
-        if not isinstance(self.policy, str):
+        self.log.append((start, ready, begin, group.ready, len(left), rows + prompt_rows, needed, verified.touched,
+                         emitted, alone, self.held, group.number))
+        if not self.fixed:
             self._observe(requests, by_arm, drafted, accepted, shared, rows + prompt_rows, verified.seconds)
-        group.done = done + accepted + 1
+        group.at += accepted + 1
         stays = accepted < left
-        if not stays.all():
+        if np.count_nonzero(stays) < len(left):
             self._leave(group, stays)
 
     def _admit(self, group: _Group) -> None:
@@ -195,26 +198,43 @@ class _System:
         if new:
             group.ready = max(group.ready, float(self.arrived[new[-1]]))
             self.admitted[new] = now
-            group.add(new, [0] * len(new), [-1] * len(new))
+            begin, prompts = self.recording.starts[new], self.recording.prompts[new]
+            group.add(np.array([new, [-1] * len(new), begin, begin + self.lengths[new] - 1, prompts - begin]))
+            group.unread += int((prompts - 1).sum())
 
-    def _assign(self, group: _Group, context: ndarray, left: ndarray) -> tuple[dict[str, ndarray], ndarray]:
-        """Places of the group by drafter, and how many tokens each request is to draft."""
-        if isinstance(self.policy, str):
-            return {self.policy: np.arange(len(left))}, np.minimum(self.gamma if self.policy != NONE else 0, left)
+    def _assign(self, group: _Group, context: ndarray,
+                left: ndarray) -> tuple[dict[str, ndarray | slice], ndarray, ndarray]:
+        """Places in the group by drafter, and by place the tokens drafted and those accepted, ``[B]`` each."""
+        if self.fixed:
+            drafts, accepts = self.fixed
+            return {self.policy: slice(None)}, drafts[group.at], accepts[group.at]
         current = [None if d < 0 else self.arms[d] for d in group.drafter.tolist()]
-        seats = list(map(Seat, group.requests.tolist(), group.done.tolist(), context.tolist(), left.tolist(), current))
+        done = group.at - self.recording.starts[group.requests]
+        seats = list(map(Seat, group.requests.tolist(), done.tolist(), context.tolist(), left.tolist(), current))
         choices = self.policy.assign(seats, self.capacities)
         places: dict[str, list[int]] = {}
         for b, seat in enumerate(seats):
             places.setdefault(choices[seat.request].drafter, []).append(b)
         if unknown := set(places) - set(self.arms):
             raise ValueError(f"simulate: no drafter {unknown.pop()!r} in the recording; it has {', '.join(self.arms)}")
-        return ({name: np.array(members) for name, members in places.items()},
-                np.minimum([choices[seat.request].gamma for seat in seats], left))
+        by_arm = {name: np.array(members) for name, members in places.items()}
+        wanted = np.minimum([choices[seat.request].gamma for seat in seats], left)
+        drafted, accepted = np.zeros_like(left), np.zeros_like(left)
+        for name, members in by_arm.items():
+            if name != NONE:
+                arm, at = self.arm[name], group.at[members]
+                drafted[members] = np.minimum(wanted[members], self.recording.proposed[arm, at])
+                accepted[members] = np.minimum(drafted[members], self.recording.accepted[arm, at])
+        return by_arm, drafted, accepted
 
-    def _switch(self, group: _Group, arm: int, members: ndarray, context: ndarray) -> int:
-        """Give the members to a drafter; how many tokens it has not read yet, but for one each."""
-        unread, late = 0, members[group.drafter[members] != arm]
+    def _switch(self, group: _Group, arm: int, members: ndarray | slice, context: ndarray,
+                drafting: ndarray | bool = True) -> int:
+        """Give those members who are ``drafting`` to a drafter; how many tokens it has not read yet, but for one
+        each."""
+        late = (group.drafter[members] != arm) & drafting
+        if not np.count_nonzero(late):
+            return 0
+        unread, late = 0, np.arange(len(context))[members][late]
         for b in late.tolist():
             request = int(group.requests[b])
             self.known[request, int(group.drafter[b])] = int(context[b])
@@ -243,18 +263,28 @@ class _System:
         """Ask the heuristic after a round of all groups; deal the requests out anew if it wants another
         count."""
         now = max(g.ready for g in self.groups)
-        requests, done, drafter = (np.concatenate([getattr(g, field) for g in self.groups])
-                                   for field in ("requests", "done", "drafter"))
+        columns = np.hstack([g.columns for g in self.groups])
+        requests, drafter, at, _, shift = columns
         if self.reading or not len(requests):
             return
         drafters = Counter(self.arms[d] for d in drafter.tolist())
-        load = Load(len(requests), float(np.mean(self.recording.prompts[requests] + done)), drafters)
+        load = Load(len(requests), float(np.mean(at + shift)), drafters)
         if self.heuristic.observe(load, served, now - began, now, tuple(self.stages)):
             self.groups = [_Group(i) for i in range(self.heuristic.count)]
             for i, group in enumerate(self.groups):
-                part = slice(i, None, len(self.groups))
                 group.ready = now
-                group.add(requests[part], done[part], drafter[part])
+                group.add(columns[:, i::len(self.groups)])
+
+
+def _clipped(recording: Recording, drafter: str, gamma: int) -> tuple[ndarray, ndarray]:
+    """By place ``[N]``: what a drafter that always drafts ``gamma`` tokens, fewer before a text's end, drafts there,
+    and what of it is accepted."""
+    if drafter == NONE:
+        return (np.zeros(int(recording.starts[-1]), int),) * 2
+    arm, places = recording.arms.index(drafter), np.arange(int(recording.starts[-1]))
+    left = np.repeat(recording.starts[1:] - 1, recording.lengths) - places
+    drafted = np.minimum(recording.proposed[arm], np.minimum(gamma, left))
+    return drafted, np.minimum(drafted, recording.accepted[arm])
 
 
 def _depths(drafted: ndarray) -> list[int]:
