@@ -58,9 +58,12 @@ class TorchStep:
         """
         heads, total, dim = query.shape
         here, keys, values = self.layout, self.cache.k[layer], self.cache.v[layer]
-        by_token = query.transpose(0, 1)
+        if here.sole:
+            rows = query.new_empty(heads * total, dim)
+            self._alone(here.alone[0], query.reshape(-1, dim) * scale, keys, values, rows)
+            return rows.view(heads, total, dim).transpose(0, 1)
         if here.out_rows:
-            gathered = by_token.reshape(-1, dim).index_select(0, here.queries).mul_(scale)
+            gathered = query.transpose(0, 1).reshape(-1, dim).index_select(0, here.queries).mul_(scale)
             rows = self.workspace.take("out", query, here.out_rows, dim)
             for request in here.alone:
                 self._alone(request, gathered, keys, values, rows)

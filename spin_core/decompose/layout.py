@@ -2,7 +2,8 @@
 
 Query rows are gathered into blocks, one per request that stays alone and one per piece of a pool. A block is
 ``[kv_heads, queries * group]`` rows: the heads that share keys are folded into the rows (GQA), so that keys are read
-once for all of them. Padding rows repeat the request's first query and padding keys its first key, both of which are
+once for all of them. Whoever is alone has them head by head, as they come from the model: nothing has to be gathered
+for a request that is the only one. Padding rows repeat the request's first query and padding keys its first key, both of which are
 always there: memory that nobody wrote is not read at all, so it does not matter what it holds.
 """
 
@@ -67,6 +68,11 @@ class Layout:
     whole: list[int]                    # requests for the library's own attention: prompts, and whatever is not folded
     pools: list[Packed]
 
+    @property
+    def sole(self) -> bool:
+        """Whether there is one request, read where it is: its block is all of the query as it stands."""
+        return len(self.alone) == 1 and not self.whole and not self.pools
+
 
 def build(plan: Plan, batch: "RaggedBatch", heads: Heads, max_len: int, dtype: torch.dtype,
           device: torch.device) -> Layout:
@@ -84,10 +90,10 @@ def build(plan: Plan, batch: "RaggedBatch", heads: Heads, max_len: int, dtype: t
         if count > LARGE or not fold:
             whole.append(b)
             continue
-        shape = (heads.kv, count, group)                                           # a block, and its rows in order
+        shape = (heads.kv, group, count)                                           # a block, and its rows in order
         size = count * num_heads
-        out[start:start + count] = np.arange(taken, taken + size).reshape(shape).transpose(1, 0, 2)
-        queries.append((inner + np.arange(start, start + count)[:, None] * num_heads).ravel())
+        out[start:start + count] = np.arange(taken, taken + size).reshape(shape).transpose(2, 0, 1)
+        queries.append((np.arange(num_heads)[:, None] + np.arange(start, start + count) * num_heads).ravel())
         alone.append(Alone(batch.slots[b], plan.lengths[b], slice(gathered, gathered + size),
                            _tail(batch, b, group, dtype, device)))
         taken, gathered = taken + size, gathered + size
@@ -169,7 +175,7 @@ def _chain_tail(count: int, group: int, dtype, device) -> Tensor | None:
 def _bias(visible: np.ndarray, group: int, dtype, device) -> Tensor | None:
     if visible.all():
         return None
-    return _to(np.where(np.repeat(visible, group, 0), 0.0, -np.inf), device).to(dtype)
+    return _to(np.where(np.tile(visible, (group, 1)), 0.0, -np.inf), device).to(dtype)
 
 
 def _to(array: np.ndarray, device: torch.device) -> Tensor:

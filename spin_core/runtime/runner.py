@@ -14,6 +14,7 @@ from spin_core.runtime.batch import RaggedBatch
 from spin_core.runtime.cache import SlotCache
 from spin_core.runtime.compact import compact
 from spin_core.runtime.linear import pack_linears
+from spin_core.runtime.norm import fuse_norms
 from spin_core.runtime.ring import RingAttention, RingCache, Window
 from spin_core.runtime.tensor_parallel import local_heads
 
@@ -39,6 +40,7 @@ class ModelRunner:
         self.model = share_weights(model).eval()
         attach(self.model)
         pack_linears(self.model)
+        fuse_norms(self.model)
         config = model.config.get_text_config()
         heads = getattr(config, "num_attention_heads", None)
         if not heads:
