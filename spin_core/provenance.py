@@ -28,8 +28,9 @@ def here() -> dict[str, Any]:
     Returns a new dict with the keys
 
     - ``machine``  operating system and architecture, e.g. ``"Linux x86_64"`` (never a host name);
-    - ``cpu``      model name of the processor; ``cores``: how many this process may use; ``threads``: how
-      many torch uses in one operation; ``memory_gib``: main memory;
+    - ``cpu``      model name of the processor; ``cpu_kind``: its family, model and widest vectors, for clouds give very
+      different processors one name (None where the system does not tell); ``cores``: how many this process may
+      use; ``threads``: how many torch uses in one operation; ``memory_gib``: main memory;
     - ``gpu``      name of the first CUDA device and its driver's CUDA version, or None;
     - ``versions`` of Python and of every package in `PACKAGES`, None where one is not installed;
     - ``commit``   git commit of the checkout, with ``-dirty`` when the code differs from it, or None;
@@ -84,6 +85,7 @@ def _hardware() -> dict[str, Any]:
     return {
         "machine": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu(),
+        "cpu_kind": _cpu_kind(),
         "cores": cores,
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "gpu": gpu,
@@ -95,12 +97,27 @@ def _cpu() -> str:
     if sys.platform == "darwin":
         name = _output("sysctl", "-n", "machdep.cpu.brand_string")
     else:
-        try:
-            lines = Path("/proc/cpuinfo").read_text().splitlines()
-        except OSError:
-            lines = []
-        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+        name = _cpuinfo().get("model name")
     return name or platform.processor() or platform.machine()
+
+
+def _cpu_kind() -> str | None:
+    """For example "family 23, model 1, avx2"."""
+    about = _cpuinfo()
+    if "cpu family" not in about:
+        return None
+    flags = about.get("flags", "").split()
+    vectors = [f", {name}" for name in ("avx512f", "avx2", "avx") if name in flags][:1]
+    return f"family {about['cpu family']}, model {about.get('model')}{''.join(vectors)}"
+
+
+def _cpuinfo() -> dict[str, str]:
+    """What Linux tells of the first processor; empty elsewhere."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    except OSError:
+        return {}
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
 
 
 def _output(*command: str) -> str:
