@@ -54,6 +54,7 @@ def test_exercises():
 
     assert lesson.check_vocabulary(vocabulary).status == "right"
     assert lesson.check_vocabulary(lambda c, s, stops: sorted(np.argsort(-c)[:s])).status == "wrong"
+    assert lesson.check_vocabulary(lambda c, s, stops: sorted({*np.argsort(-c)[:s - len(stops)], *stops})).status == "wrong"
     assert lesson.check_vocabulary(lambda *_: ...).status == "open"
     assert lesson.check_speed(speed).status == "right"
     assert lesson.check_speed(lambda steps, c, v: sum(a for _, a in steps) / len(steps)).status == "wrong"

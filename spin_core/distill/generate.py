@@ -38,7 +38,7 @@ def generate(family: Family, folder: Path, answer_tokens: int, *, seed: int = 0,
         save(states, folder / f"states-{number:05d}.safetensors")       # first, so that no shard is without
         corpus.write(folder / f"shard-{number:05d}.safetensors", shard, {"seed": str(seed)})
         tokens, fresh, number, previous = tokens + shard.answer_tokens, fresh + shard.answer_tokens, number + 1, shard
-        tell(f"data: {number} shards, {tokens:,} of {answer_tokens:,} answer tokens, "
+        tell(f"data: {number} shards, {tokens:,} answer tokens ({answer_tokens:,} wanted), "
              f"{fresh / (time.time() - began):.0f} tokens/s")
 
 

@@ -80,9 +80,9 @@ def check_vocabulary(solution: Callable) -> Answer:
     Checked by what it covers: no set of that size with the stop ids in it may cover more of the text.
     """
     rng = np.random.default_rng(1)
-    for vocab, size, stops in ((12, 4, (2,)), (50, 10, (0, 49)), (30, 30, (5,))):
+    for vocab, size, stops, ends in ((12, 4, (2,), 0), (50, 10, (0, 49), 0), (30, 30, (5,), 0), (12, 4, (2,), 99)):
         counts = rng.permutation(np.arange(vocab) + 1)
-        counts[list(stops)] = 0             # a stop id ends every answer, but in a short text it may be rare
+        counts[list(stops)] = ends          # it ends every answer, but in a short text it may be rare
         ids, verdict = attempt(solution, counts.copy(), size, stops)
         if verdict:
             return verdict

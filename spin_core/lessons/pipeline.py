@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from spin_core.bench.pipeline import full_batch
@@ -108,7 +109,7 @@ def check_best_count(solution: Callable) -> Answer:
         answer, verdict = attempt(solution, draft, verify, fixed, 9, called=called)
         if verdict:
             return verdict
-        if isinstance(answer, bool) or not isinstance(answer, int) or not 1 <= answer <= 9:
+        if isinstance(answer, bool) or not isinstance(answer, (int, np.integer)) or not 1 <= answer <= 9:
             return Answer("wrong", f"best_count({draft}, {verify}, {fixed}, 9) should be a number in 1 ... 9, "
                                    f"it is {answer!r}.")
         rounds = {m: _round(Stage(draft, fixed), Stage(verify, fixed), m, refill=True) for m in range(1, 10)}

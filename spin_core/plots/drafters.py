@@ -27,8 +27,8 @@ def training(curves: Mapping[str, Curve], here: Mapping[str, Curve]) -> Figure:
     for name, (x, y) in here.items():
         ax.plot(x, y, color=INK, marker="*", markersize=11, linestyle=":", label=name)
     ax.set_xscale("symlog", linthresh=1000)
-    ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    ax.set(xlabel="tokens trained on (0: pruned, not trained)", ylabel="tokens per verification", ylim=(1, None))
+    ax.set_xticks([0, 1e3, 1e4, 1e5, 1e6], ["0", "1k", "10k", "100k", "1M"])
+    ax.set(xlabel="tokens trained on (0: pruned, not trained)", ylabel="tokens per verification", ylim=(0.97, None))
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
     ax.set_title("Held-out answers, four drafted tokens")
     return figure
@@ -76,6 +76,7 @@ def pool(cost: Mapping[str, float], accepted: Mapping[str, float], lookups: Coll
     to any such pair at its best gamma. ``lookups`` often propose nothing, which the theory does not know: hollow."""
     figure = Figure(figsize=(WIDTH, 3.9), layout="constrained")
     ax = figure.subplots()
+    ax.set_xscale("log")                    # before the lines are labelled: it moves them
     low = min(min(cost.values()) / 2, .004)
     c, alpha = np.geomspace(low, .6, 90), np.linspace(0.02, .9, 90)
     speed = np.array([[theory.best_gamma(a, x, 16)[1] for x in c] for a in alpha])
@@ -89,7 +90,6 @@ def pool(cost: Mapping[str, float], accepted: Mapping[str, float], lookups: Coll
         ax.plot(cost[name], accepted[name], color=colour, marker=marker, markersize=10, linestyle="none",
                 markerfacecolor="white" if hollow else colour, markeredgewidth=2 if hollow else 1,
                 label=f"{name}, where it proposes" if hollow else name)
-    ax.set_xscale("log")
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.set(xlabel="c, cost of a drafted token in target passes", ylabel="share of looked-at drafts accepted",
            ylim=(0, .9), xlim=(low, .6))

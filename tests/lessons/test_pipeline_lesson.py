@@ -6,6 +6,7 @@ import io
 import warnings
 
 import matplotlib
+import numpy as np
 import pytest
 import tiny
 from matplotlib.image import imread
@@ -49,6 +50,7 @@ def best_count(draft, verify, fixed, most):
 def test_exercises(check, right, wrong):
     assert check(lambda *a: ...).status == "open" and check(lambda *a: None).status == "open"
     assert check(right).status == "right"
+    assert check(lambda *a: np.array(right(*a))[()]).status == "right"       # numpy's numbers are numbers
     for solution, why in wrong:
         answer = check(solution)
         assert answer.status == "wrong" and why in answer.message
