@@ -23,6 +23,8 @@ LADDER = ("plain", *paper.RUNGS)
 LADDER_NAMES = {peers.PLAIN: "plain", peers.FIXED: "best fixed drafter", peers.SPIN: "+ pipeline",
                 gpu_system.WHOLE: "+ pipeline", **{name: name.removeprefix("ours, ") for name in peers.RUNGS}}
 """What the benchmarks call the systems -> what the lesson does."""
+EMBEDDED, SHAPE = "embedded models", "LLaMA-7B shape"
+"""What was measured: how the names of :class:`Recorded` begin."""
 
 
 def floor(model: Model, card: Hardware, dtype: str = "fp16") -> float:
@@ -59,8 +61,17 @@ def at_scale(data_set: str, batch: int, requests: int,
              target: str = "LLaMA-7B") -> dict[str, float]:
     """Goodput of every fixed drafter, of plain decoding, of SPIN's rivals and of its selections, all over decomposed
     verification."""
-    count = max(requests, 3 * batch)
+    count = _enough(requests, batch)
     return {p: paper.serve(data_set, target, p, batch=batch, requests=count).goodput for p in policies}
+
+
+def ceilings_at_scale(data_set: str, batch: int, requests: int) -> dict[str, float]:
+    """What the oracles of single steps reach over vanilla's drafter on the texts of :func:`at_scale`."""
+    return paper.selection_ceilings(data_set, _enough(requests, batch), batch)
+
+
+def _enough(requests: int, batch: int) -> int:
+    return max(requests, 3 * batch)         # else the batch is full for a short while only
 
 
 @dataclass(frozen=True)
@@ -110,12 +121,12 @@ def recorded(directory: str | Path | None = None) -> list[Recorded]:
                             here = rates.setdefault(workload, {})
                             here[system] = max(row[workload], here.get(system, 0.0))
             how = f", temperature {coldest:g}" if coldest else ""
-            out.append(Recorded(f"embedded models, {found.machine}{how}", batch, rates, found.origin))
+            out.append(Recorded(f"{EMBEDDED}, {found.machine}{how}", batch, rates, found.origin))
     for found in stored("system", directory=directory):
         for batch in sorted({row["batch"] for row in found.rows}):
             rates = {LADDER_NAMES.get(row["rung"], row["rung"]): row["tokens_per_s"]
                      for row in found.rows if row["batch"] == batch}
-            out.append(Recorded(f"LLaMA-7B shape, {found.machine}", batch, {"recorded answers": rates}, found.origin))
+            out.append(Recorded(f"{SHAPE}, {found.machine}", batch, {"recorded answers": rates}, found.origin))
     return [one for one in out if one.rates]
 
 
@@ -125,6 +136,30 @@ def like_the_paper(found: Sequence[Recorded]) -> list[Recorded]:
     for one in sorted(found, key=lambda one: abs(one.batch - paper.BATCH)):
         nearest.setdefault(one.name, one)
     return [one for one in found if one is nearest[one.name]]
+
+
+def measured_on(found: Sequence[Recorded]) -> str:
+    """For a caption: which models the measurements that are there were made with."""
+    kinds = {EMBEDDED: "the embedded models", SHAPE: "on a GPU models of LLaMA-7B's shape with random weights, whose "
+                                                     "acceptance is replayed from recorded texts"}
+    return ", and ".join(text for kind, text in kinds.items() if any(one.name.startswith(kind) for one in found))
+
+
+def beside_the_best(here: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """A line for each ``where``: SPIN over vanilla and over the best fixed drafter, ``here[where][workload][system]``, as
+    far as they were measured."""
+    out = []
+    for where, sets in here.items():
+        said = []
+        for rival, named in (("vanilla", "vanilla"), ("best fixed drafter", "the best fixed drafter")):
+            ratios = {name: s["SPIN"] / s[rival] for name, s in sets.items() if {"SPIN", rival} <= s.keys()}
+            if ratios:
+                below = sum(ratio < 1 for ratio in ratios.values())
+                said.append(f"over {named} " + ", ".join(f"{name} {ratio:.3f}" for name, ratio in ratios.items())
+                            + f" (below 1 on {below} of {len(ratios)})")
+        if said:
+            out.append(f"measured, {where}: SPIN " + "; ".join(said))
+    return "\n".join(out)
 
 
 def steps_that_lose(ladders: Mapping[str, Mapping[str, float]]) -> str:

@@ -1,12 +1,14 @@
 """The README's table "paper and ours", made from the numbers beside the figures.
 
 Every row is one figure of SPIN's paper: what was published, what the simulator makes of the paper's hardware, and what
-was measured with the embedded models. All numbers come from ``figures/NAME.json``, and one from ``figures/data``; here
-is only said which ones, and how to read them. A dash: no such series.
+was measured with the embedded models: a cell says so where that is predicted or replayed from measured parts instead of
+served. All numbers come from ``figures/NAME.json`` and from the benchmarks in ``figures/data``; here is only said which
+ones, and how to read them. A dash: no such series.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from spin_core.provenance import ROOT
 
 README = ROOT / "README.md"
 START, END = "<!-- table: python -m spin_core.reproduce --table -->", "<!-- end of table -->"
+PADDED = {"padded": "gathered", "padded_view": "in place"}
+"""How lesson 4 calls the two padded ways -> how the table does."""
 HEAD = "| figure | what | published | modelled: V100, LLaMA | measured: embedded models |\n|---|---|---|---|---|"
 
 
@@ -42,7 +46,7 @@ def _share(n: Numbers) -> list:
     def measured() -> str:
         shares = {label: s["mix"] for label, s in n.labelled("measured").items()}
         best = sorted(shares, key=shares.get, reverse=True)[:3]
-        return "mix: " + ", ".join(f"{name} {shares[name]:.0%}" for name in best)
+        return "mix, by predicted speed: " + ", ".join(f"{name} {shares[name]:.0%}" for name in best)
     paper = "LLaMA 265M, one of five SSMs"
     return [lambda: f"265M: Alpaca {n.at('published', paper, 'Alpaca'):.0%}, CP {n.at('published', paper, 'CP'):.0%}",
             lambda: "set to the published shares", measured]
@@ -50,7 +54,9 @@ def _share(n: Numbers) -> list:
 
 def _padding(n: Numbers) -> list:
     def ours(kind: str) -> Callable[[], str]:
-        return lambda: ", ".join(f"{n.at(kind, 'padded, gathered', batch):.0%} at batch {batch}" for batch in (8, 16))
+        ways = {"gathered": "padded, gathered", "in place": "padded, cache is the rectangle"}
+        return lambda: "; ".join(f"batch {batch}: " + ", ".join(
+            f"{name} {n.at(kind, way, batch):.0%}" for name, way in ways.items()) for batch in (8, 16))
     return [lambda: f"about {n.at('published', 'speed-up lost to padding', 'batching'):.0%}", ours("modelled"),
             ours("measured")]
 
@@ -91,7 +97,8 @@ def _fixed(n: Numbers, large: Numbers) -> list:
     def measured() -> str:
         spin = n.at("measured", "spin", "tokens/s")
         fixed = [s["tokens/s"] for label, s in n.labelled("measured", "fixed:").items() if not label.endswith(":none")]
-        return f"{spin / max(fixed):.2f}× the best, {spin / min(fixed):.2f}× the worst"
+        replayed = f"replayed: {spin / max(fixed):.2f}× the best, {spin / min(fixed):.2f}× the worst"
+        return "; ".join([replayed, *_live(n.directory)])
     setting = "tokens/s (their setting)"
     spin, one = (lambda who=who: n.at("published", setting, who) for who in ("SPIN", "LLaMA 68M for all"))
     return [lambda: f"{spin() / one():.2f}× 68M for all",
@@ -99,34 +106,56 @@ def _fixed(n: Numbers, large: Numbers) -> list:
                     f"{_at_scale(large, 'spin-full', '68M'):.2f}× (CP, 7B)", measured]
 
 
+def _live(directory: str | Path | None) -> list[str]:
+    """What the benchmarks that serve measured of SPIN over the best fixed drafter, greedy, by batch."""
+    found = {}
+    for peers in stored("peers", directory=directory):
+        bars = ((re.fullmatch(r"SPIN over the best fixed drafter \(.*\), (batch \d+), greedy", name), ratio)
+                for name, ratio in peers.bars.items())
+        found[f"bench peers, {peers.machine}"] = [f"{ratio:.2f}× at {bar[1]}" for bar, ratio in bars if bar and ratio]
+    for live in stored("select-live", lambda row: row["contender"] == "policy spin", directory):
+        found[f"bench select-live, {live.machine}"] = [
+            f"{row['vs_best_fixed']:.2f}×" + (f" at batch {row['batch']}" if "batch" in row else "")
+            for row in live.rows]
+    return [f"live, over the best: {', '.join(ratios)} ({where})" for where, ratios in found.items() if ratios]
+
+
 def _bandits(n: Numbers, large: Numbers) -> list:
     setting = "tokens/s (setting unknown)"
 
-    def over(ratio: Callable[[str], float]) -> Callable[[], str]:
-        return lambda: " and ".join(f"{ratio(rival):.2f}× {rival}" for rival in ("greedy", "epsilon-greedy"))
+    def over(ratio: Callable[[str], float], how: str = "") -> Callable[[], str]:
+        return lambda: how + " and ".join(f"{ratio(rival):.2f}× {rival}" for rival in ("greedy", "epsilon-greedy"))
 
     def measured(rival: str) -> float:
         return n.at("measured", "spin, goodput", "tokens/s") / n.at("measured", f"{rival}, goodput", "tokens/s")
     return [lambda: f"{n.at('published', setting, 'SPIN') / n.at('published', setting, 'rival bandit'):.2f}×",
-            over(lambda rival: _at_scale(large, "spin", rival)), over(measured)]
+            over(lambda rival: _at_scale(large, "spin", rival)), over(measured, "replayed: ")]
 
 
 def _latency(n: Numbers) -> list:
-    def less(decomposed: float, padded: float) -> str:
-        return f"{1 - decomposed / padded:.0%} less"
     whole = "whole verification, ms"
+
+    def modelled() -> str:
+        padded = [f"{name} {n.at('modelled', whole, way):.0f}" for way, name in PADDED.items()]
+        return f"{', '.join(padded)} → {n.at('modelled', whole, 'decomposed'):.0f} ms"
     return [lambda: f"{n.at('published', whole, 'padded'):.0f} → {n.at('published', whole, 'decomposed'):.0f} ms",
-            lambda: f"{n.at('modelled', whole, 'padded'):.0f} → {n.at('modelled', whole, 'decomposed'):.0f} ms",
-            lambda: less(n.at("measured", "decomposed, Alpaca-like, us per layer", 16),
-                         n.at("measured", "padded, Alpaca-like, us per layer", 16)) + " (attention)"]
+            modelled, lambda: "attention: " + _less(n, "measured", "{}, Alpaca-like, us per layer", 16)]
 
 
 def _memory(n: Numbers) -> list:
-    def less(kind: str, prefix: str, x: int) -> str:
-        a, b = (n.at(kind, f"{prefix}{way}, bytes", x) for way in ("decomposed", "padded_view"))
-        return f"{1 - a / b:.0%} less at batch {x}"
-    return [lambda: "padded runs out of memory at batch 32", lambda: less("modelled", "LLaMA-7B, ", 32),
-            lambda: less("measured", "", 32)]
+    return [lambda: "padded runs out of memory at batch 32",
+            lambda: "batch 32: " + _less(n, "modelled", "LLaMA-7B, {}, bytes", 32),
+            lambda: "batch 32: " + _less(n, "measured", "{}, bytes", 32)]
+
+
+def _less(n: Numbers, kind: str, label: str, x: int) -> str:
+    """What decomposition takes at ``x`` beside each padded way that there is; ``label``: of a series, {} its way."""
+    ours = n.at(kind, label.format("decomposed"), x)
+    saved = {name: 1 - ours / n.at(kind, label.format(way), x) for way, name in PADDED.items()
+             if (kind, label.format(way)) in n.series}
+    if not saved:
+        raise KeyError(label)
+    return ", ".join(f"{abs(s):.0%} {'less' if s >= 0 else 'more'} than {name}" for name, s in saved.items())
 
 
 def _micro_batches(n: Numbers, large: Numbers) -> list:
@@ -146,8 +175,11 @@ def _heuristic(n: Numbers, large: Numbers) -> list:
 
     def measured() -> str:
         # the figure's single sweep cannot tell a few percent from noise; the benchmark compares within turns
-        return _listed({found.machine: f"{found.bars[bar]:.2f} of the best number's goodput"
-                        for found in stored("pipeline", directory=n.directory) if found.bars.get(bar)})
+        shares = {f"bench pipeline, turn by turn, {found.machine}": found.bars[bar]
+                  for found in stored("pipeline", directory=n.directory) if found.bars.get(bar)}
+        sweep = n.series.get(("measured", "goodput relative to the best fixed count"), {}).get("heuristic")
+        shares = ({"the figure's one sweep": sweep} if sweep else {}) | shares
+        return "of the best number's goodput: " + _listed({where: f"{share:.2f}" for where, share in shares.items()})
     return [lambda: "the best number or one next to it", modelled if large.series else None, measured]
 
 
@@ -156,7 +188,7 @@ LARGE = {"selection_vs_fixed": "selection_at_scale", "selection_vs_bandits": "se
 """Where a figure's modelled numbers are those of a second one."""
 
 ROWS = {"best_ssm_share": ("share of requests for which a drafter is best", _share),
-        "batching_loss": ("share of the speed-up lost to padding", _padding),
+        "batching_loss": ("share of the speed-up lost to padding (negative: the padded way is faster)", _padding),
         "overall_goodput": ("SPIN over vanilla speculation", _overall),
         "ablation": ("selection → decomposition → pipeline, over vanilla", _ablation),
         "selection_vs_fixed": ("selection over fixed drafters", _fixed),
