@@ -175,10 +175,16 @@ class Engine:
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, drafter: str | None = None,
                gamma: int | None = None) -> Request:
-        """Queue a prompt: text, chat messages, or token ids. Returns the request, whose fields fill as it runs."""
+        """Queue a prompt: text, chat messages, or token ids. Returns the request: its ``output_ids`` grow as it runs,
+        its ``text`` is there once it has finished.
+
+        Raises TypeError for ``params`` that are none, ValueError for an unknown drafter or an impossible gamma.
+        """
         if gamma is not None:
             _check_whole("Engine.submit: gamma", gamma, 0)
-        params = params or SamplingParams()
+        params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise TypeError(f"Engine.submit: params must be a SamplingParams or None, got {params!r}")
         if self.selection and drafter is None:
             if gamma is not None:
                 raise ValueError("Engine.submit: with a selector, gamma is for requests that name their drafter")
@@ -214,8 +220,9 @@ class Engine:
     def generate(self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None,
                  **submit) -> list[Request]:
         """Run all ``prompts`` to their end; the requests in the order of the prompts."""
-        requests = self._submit_all(prompts, params, submit)
+        requests: list[Request] = []
         try:
+            self._submit_all(requests, prompts, params, submit)
             while not all(r.finished for r in requests):
                 self.step()
         finally:                        # an interrupt leaves nothing behind that the next call would have to serve
@@ -226,8 +233,9 @@ class Engine:
                **submit) -> Iterator[Event]:
         """Run all ``prompts`` and yield the trace's events as they happen, those of other requests included."""
         told = len(self.trace.events)
-        requests = self._submit_all(prompts, params, submit)
+        requests: list[Request] = []
         try:
+            self._submit_all(requests, prompts, params, submit)
             while True:
                 while told < len(self.trace.events):
                     yield self.trace.events[told]
@@ -265,6 +273,8 @@ class Engine:
         """Who reads what: decoding requests their one or few missing tokens, prompts a chunk of a shared budget."""
         work, budget = [], self.prefill_chunk
         for request in requests:
+            # a step that failed behind the target's pass has left drafts in the cache; behind others this does nothing
+            self.target.cache.truncate(request.slot, request.length - 1)
             feed = request.tail(self.target.cache.lengths[request.slot])
             if len(feed) > 1:
                 feed, whole = feed[:budget], len(feed)
@@ -358,32 +368,34 @@ class Engine:
 
     def _record(self, done: _Verified, began: float, **place: int) -> list[Event]:
         """Commit the verdicts, write down what happened, let go of who has finished and of drafters that raised."""
-        for group in done.groups:
-            if group.error:
-                self.retire(group.drafter, group.error)
         members = [(group, work.request) for group in done.groups for work in group.members]
         seats, outcomes, events = [], [], []
-        for (group, request), outcome in zip(members, done.outcomes):
-            if request.finished:        # cancelled under way: nobody waits for it any more
-                continue
-            seats.append((group, request))
-            outcomes.append(outcome)
-            context = request.length
-            emitted = self._commit(request, outcome)
-            events.append(self.trace.add(
-                "step", request.id, step=self.steps, drafter=group.drafter, drafted=outcome.drafted,
-                accepted=min(outcome.accepted, len(emitted)), emitted=emitted, context=context, batch=len(members),
-                draft_began=group.began - self.trace.origin if group.draft else 0.0, draft_seconds=group.seconds,
-                target_began=done.began - self.trace.origin, target_seconds=done.target_seconds,
-                verify_seconds=done.verify_seconds, laws=outcome.laws, tree=outcome.tree, **place))
-        selecting = self._observe(done.groups, seats, events, outcomes)
-        for _, request in members:
-            if request.finish_reason and not (self.pipeline and self.pipeline.under_way(request)):
-                self._leave(request)
+        try:
+            for (group, request), outcome in zip(members, done.outcomes):
+                if request.finished:        # cancelled under way: nobody waits for it any more
+                    continue
+                seats.append((group, request))
+                outcomes.append(outcome)
+                context = request.length
+                emitted = self._commit(request, outcome)
+                events.append(self.trace.add(
+                    "step", request.id, step=self.steps, drafter=group.drafter, drafted=outcome.drafted,
+                    accepted=min(outcome.accepted, len(emitted)), emitted=emitted, context=context, batch=len(members),
+                    draft_began=group.began - self.trace.origin if group.draft else 0.0, draft_seconds=group.seconds,
+                    target_began=done.began - self.trace.origin, target_seconds=done.target_seconds,
+                    verify_seconds=done.verify_seconds, laws=outcome.laws, tree=outcome.tree, **place))
+            selecting = self._observe(done.groups, seats, events, outcomes)
+        finally:                            # whatever went wrong, who has finished holds nothing any more
+            for _, request in members:
+                if request.finish_reason and not (self.pipeline and self.pipeline.under_way(request)):
+                    self._leave(request)
         seconds = time.perf_counter() - began
         for event in events:
             event.step_seconds, event.select_seconds = seconds, selecting
         self.steps += 1
+        for group in done.groups:           # last: where warnings are errors it raises
+            if group.error:
+                self.retire(group.drafter, group.error)
         return events
 
     def _commit(self, request: Request, outcome: _Outcome) -> list[int]:
@@ -401,9 +413,14 @@ class Engine:
                 self._finish(request, reason)
                 break
         if outcome.tokens and not request.finished:
-            self.target.cache.truncate(request.slot, read)
-            self.drafter_called(request.drafter).rollback(request.slot, read)
+            self._roll_back(request, read)
         return emitted
+
+    def _roll_back(self, request: Request, length: int) -> None:
+        """Let the caches of the target and of the request's drafter hold no more than ``length`` tokens of it."""
+        self.target.cache.truncate(request.slot, length)
+        if drafter := self.drafters.get(request.drafter):       # one that was retired, or never was, holds nothing
+            drafter.rollback(request.slot, length)
 
     def _observe(self, groups: list[_Group], seats: list[tuple[_Group, Request]], events: list[Event],
                  outcomes: list[_Outcome]) -> float:
@@ -432,10 +449,11 @@ class Engine:
             return
         self.retired[name] = error
         self.drafters.pop(name, None)
-        warnings.warn(f"drafter {name!r} raised {type(error).__name__}: {error}; its requests go on without drafts",
-                      RuntimeWarning, stacklevel=2)
         if self.selection:
             self.selection.retire(name)
+        # last: where warnings are errors it raises
+        warnings.warn(f"drafter {name!r} raised {type(error).__name__}: {error}; its requests go on without drafts",
+                      RuntimeWarning, stacklevel=2)
 
     def _selection(self, selector, arms, gamma: int | None, capacities, fast_switching: bool) -> Selection | None:
         """The room that serves the selector, with every drafter built that it may choose."""
@@ -449,6 +467,7 @@ class Engine:
             arms = [*self.family.drafters, "ngram"] if arms is None else list(arms)
             selector, options = selector or "spin", {}
             if gamma is not None:
+                _check_whole("Engine: with a selector, gamma", gamma, 1)
                 options["gamma"] = gamma
             elif selector not in ("spin-full", "minions"):          # which choose lengths themselves
                 options["gamma"] = {name: self._usual_length(name) for name in arms}
@@ -499,14 +518,16 @@ class Engine:
         """Tokens of KV memory that a request may come to need."""
         return min(len(request.prompt_ids) + request.params.max_new_tokens, self.max_len)
 
-    def _submit_all(self, prompts, params, submit) -> list[Request]:
+    def _submit_all(self, requests: list[Request], prompts, params, submit) -> None:
+        """Append each prompt's request to ``requests``; where one raises, the caller knows who was queued before."""
         if isinstance(prompts, str):
             raise TypeError(f"prompts must be a list, such as [{prompts[:20]!r}]")
         if params is None or isinstance(params, SamplingParams):
             params = [params] * len(prompts)
         if len(params) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts but {len(params)} sampling parameters")
-        return [self.submit(prompt, p, **submit) for prompt, p in zip(prompts, params)]
+        for prompt, own in zip(prompts, params):
+            requests.append(self.submit(prompt, own, **submit))
 
     def _text(self, request: Request) -> tuple[str, bool]:
         """The decoded output up to the first stop string, and whether there is one."""

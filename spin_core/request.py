@@ -49,9 +49,16 @@ class SamplingParams:
             except TypeError:
                 raise ValueError(f"SamplingParams: {name} must be an integer, got {value!r}") from None
 
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        def several(name: str, value) -> tuple:
+            try:
+                return tuple(value)
+            except TypeError:
+                raise ValueError(f"SamplingParams: {name} must be a list or a tuple, got {value!r}") from None
+
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else several("stop", self.stop))
         if self.stop_ids is not None:
-            object.__setattr__(self, "stop_ids", tuple(whole("stop_ids", i) for i in self.stop_ids))
+            stop_ids = tuple(whole("stop_ids", i) for i in several("stop_ids", self.stop_ids))
+            object.__setattr__(self, "stop_ids", stop_ids)
         for name in ("top_k", "max_new_tokens", "seed"):
             object.__setattr__(self, name, whole(name, getattr(self, name)))
         for name in ("temperature", "top_p", "min_p"):
@@ -83,9 +90,9 @@ class Request:
     """One prompt on its way through the engine.
 
     ``prompt_ids`` and ``output_ids`` together are the committed sequence; nothing drafted is in it before the
-    target has verified it. ``text`` is the decoded output, cut before the first stop string. ``gamma`` is how many
-    tokens to draft per step, ``drafter`` who drafts them; a selector may change both at any step, unless the drafter
-    is ``pinned``: asked for by name.
+    target has verified it. ``text`` is the decoded output, cut before the first stop string; empty until the request
+    has finished. ``gamma`` is how many tokens to draft per step, ``drafter`` who drafts them; a selector may change
+    both at any step, unless the drafter is ``pinned``: asked for by name.
     """
 
     prompt_ids: list[int]

@@ -97,20 +97,21 @@ class Selection:
                 room[choice.drafter] = left - 1
         request.drafter, request.gamma = choice
 
-    def _seats(self, requests: list[Request], lookups: Mapping[str, Drafter]) -> list[Seat]:
+    def _seats(self, requests: list[Request], lookups: Sequence[str]) -> list[Seat]:
         """What the selector may know: among it how many tokens each of ``lookups`` has for a request."""
         most, seats = int(self.selector.gamma.max()), []
         for request in requests:
             last = min(request.remaining, self.engine.max_len - request.length)     # tokens that may still come
             seats.append(Seat(request.id, len(request.output_ids), request.length, max(0, last - 1),
                               request.drafter if request.id in self.served else None,
-                              {name: drafter.available(request, most) for name, drafter in lookups.items()}))
+                              {name: self._drafter_says(name, lambda d: d.available(request, most), 0)
+                               for name in lookups}))
         return seats
 
-    def _lookups(self) -> dict[str, Drafter]:
+    def _lookups(self) -> list[str]:
         """Those drafters of the pool that look up."""
-        pool = {name: self.engine.drafters.get(name) for name in self.selector.arms if name != NONE}
-        return {name: drafter for name, drafter in pool.items() if drafter is not None and drafter.quick}
+        pool = self.engine.drafters
+        return [name for name in self.selector.arms if name != NONE and name in pool and pool[name].quick]
 
     def _checked(self, choices: Any, request: Request) -> Choice:
         """The selector's choice, or the last step's where it made none that can be."""
@@ -133,12 +134,8 @@ class Selection:
         because it looks up and has found something."""
         if name in self.engine.retired or self.catch_ups.reading(name, request.slot):
             return False
-        try:
-            drafter = self.engine.drafter_called(name)
-            return drafter.quick or drafter.missing(request) <= drafter.reads_along or drafter.available(request, 1) > 0
-        except Exception as error:
-            self.engine.retire(name, error)
-            return False
+        return self._drafter_says(name, lambda d: d.quick or d.missing(request) <= d.reads_along or
+                                  d.available(request, 1) > 0, False)
 
     def _begin_moves(self, late: list[tuple[Request, Choice]]) -> None:
         """Have the new drafters read. A request that is on its way already finishes that move first."""
@@ -206,7 +203,7 @@ class Selection:
     def _probe(self, requests: list[Request]) -> None:
         """Have drafters read along that the selector wants to know more about."""
         by_id = {r.id: r for r in requests}
-        seats = self._seats(requests, {})       # who looks up now has nothing left to read along
+        seats = self._seats(requests, ())       # who looks up now has nothing left to read along
         wishes = self._ask("probe", lambda: dict(self.selector.probe(seats)), {})
         by_name: dict[str, list[Request]] = {}
         for number, names in wishes.items():
@@ -219,8 +216,8 @@ class Selection:
 
     def _misses(self, name: str, request: Request) -> bool:
         """Is there something to read? What a model drafts itself it need not read beforehand."""
-        drafter = self.engine.drafter_called(name)
-        return (drafter.quick or name != request.drafter) and drafter.missing(request) > 0
+        return self._drafter_says(
+            name, lambda d: (d.quick or name != request.drafter) and d.missing(request) > 0, False)
 
     # ---- leaving
 
@@ -249,6 +246,14 @@ class Selection:
             return otherwise
         finally:
             self.seconds += time.perf_counter() - start
+
+    def _drafter_says(self, name: str, call: Callable[[Drafter], Any], otherwise: Any) -> Any:
+        """What that drafter answers; ``otherwise`` where it raises, which retires it."""
+        try:
+            return call(self.engine.drafter_called(name))
+        except Exception as error:
+            self.engine.retire(name, error)
+            return otherwise
 
 
 def _warn(what: str) -> None:

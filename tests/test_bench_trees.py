@@ -82,4 +82,4 @@ def test_what_boosting_brought_is_told(tmp_path):
     (tmp_path / "data" / "box").mkdir(parents=True)
     row = {"first": "a", "second": "b", "first_right": .4, "second_right": .3, "either_right": .5}
     (tmp_path / "data" / "box" / "boost.json").write_text(json.dumps({"name": "boost", "rows": [row]}))
-    assert "a has 0.400 of box's held-out tokens first; with b" in trees.boosting(tmp_path)
+    assert "a ranks 40.0% of the held-out tokens first (run on box); with b" in trees.boosting(tmp_path)

@@ -7,6 +7,7 @@ import random
 import weakref
 from functools import lru_cache
 
+import numpy as np
 import pytest
 import tiny
 import torch
@@ -185,6 +186,77 @@ def test_an_interrupted_generate_leaves_a_usable_engine(error, monkeypatch):
         engine.generate([[i, 4] for i in range(5)], GREEDY)
     tiny.assert_idle(engine)
     assert engine.generate([[7, 7]], GREEDY)[0].output_ids == plain([7, 7])
+
+
+@pytest.mark.parametrize("pipeline", ["off", 1, 3, "ahead"])
+@pytest.mark.parametrize("drafter", ["near", "ngram", "tree:near,ngram:2,1", "vote:near,other", "sparse:near:8"])
+def test_a_step_that_fails_behind_the_targets_pass_is_taken_anew(drafter, pipeline, monkeypatch):
+    """The target's cache holds drafts by then, and chunks of prompts; the next step's text is the same all the same."""
+    def submit(engine):
+        return [engine.submit([i, 4, i, 5, 6, 7, i, 4], GREEDY.with_(temperature=i % 2, seed=i)) for i in range(4)]
+
+    undisturbed, engine = (Engine(tiny.family(), drafter, 3, max_batch=3, prefill_chunk=5, pipeline=how)
+                           for how in ("off", pipeline))
+    expected = submit(undisturbed)
+    drain(undisturbed)
+    forward, calls, raised = engine.target.forward, [], 0
+
+    def failing(*args):
+        out = forward(*args)
+        calls.append(args)
+        if len(calls) in (1, 3, 4, 6, 9):
+            raise MemoryError("no room")
+        return out
+
+    monkeypatch.setattr(engine.target, "forward", failing)
+    requests = submit(engine)
+    while engine.queue or engine.running:
+        try:
+            engine.step()
+        except MemoryError:
+            raised += 1
+    assert raised == sum(n <= len(calls) for n in (1, 3, 4, 6, 9)) > 2
+    assert [r.output_ids for r in requests] == [r.output_ids for r in expected]
+    tiny.assert_idle(engine)
+
+
+@pytest.mark.parametrize("pipeline", ["off", 1, 3, "ahead"])
+@pytest.mark.filterwarnings("error")
+def test_where_warnings_are_errors_a_drafter_that_raises_costs_no_token(pipeline, monkeypatch):
+    """The warning raises in the midst of a step: what the step has brought is kept, who has finished has left."""
+    engine = Engine(tiny.family(), "near", 3, max_batch=6, pipeline=pipeline)
+    for name, bad in (("near", 3), ("subset", 2)):
+        drafter, calls = engine.drafter_called(name), []
+
+        def failing(*args, propose=drafter.propose, calls=calls, bad=bad):
+            calls.append(args)
+            if len(calls) == bad:
+                raise RuntimeError("out of ideas")
+            return propose(*args)
+
+        monkeypatch.setattr(drafter, "propose", failing)
+    requests = [engine.submit([i, 4, i, 4], GREEDY.with_(max_new_tokens=4 * i + 1), drafter=("near", "subset")[i % 2])
+                for i in range(6)]
+    raised = 0
+    while engine.queue or engine.running:
+        try:
+            engine.step()
+        except RuntimeWarning:
+            raised += 1
+        assert not any(r.finished and r in engine.running for r in requests)
+    assert raised == 2 and set(engine.retired) == {"near", "subset"}
+    assert all(r.output_ids == plain(r.prompt_ids, r.params.max_new_tokens) for r in requests)
+    tiny.assert_sound(engine, requests)
+
+
+@pytest.mark.parametrize("name", ["near", "ngram", "ngram+near", "vote:near,ngram", "tree:ngram:2", "tree:near:2,1"])
+def test_what_a_drafter_keeps_of_who_has_left_is_noticed(name, monkeypatch):
+    """The check that many tests end with finds what a drafter holds in any of its parts."""
+    engine = Engine(tiny.family(), name, 3)
+    monkeypatch.setattr(engine.drafters[name], "rollback", lambda *_: None)
+    engine.generate([[1, 4, 1, 4]], GREEDY)
+    with pytest.raises(AssertionError, match="still holds something"):
+        tiny.assert_idle(engine)
 
 
 # ---- stop strings
@@ -484,6 +556,30 @@ def test_what_is_no_prompt_fails_alone_and_is_told_what_a_prompt_is(prompt):
     bad, good = Engine(tiny.family(), "near", 3).generate([prompt, [1, 2]], GREEDY)
     assert bad.finish_reason is FinishReason.ERROR and "a prompt is a string, a list of chat messages" in bad.error
     assert good.output_ids == plain([1, 2])
+
+
+@pytest.mark.parametrize("how", ["generate", "stream"])
+@pytest.mark.parametrize("wrong", [{"temperature": 1.0}, {}, 0.5, False])
+def test_parameters_of_another_type_are_refused_and_nobody_stays_queued(how, wrong):
+    engine = Engine(tiny.family(), "near")
+    with pytest.raises(TypeError, match="Engine.submit: params must be a SamplingParams or None, got"):
+        engine.submit([1, 2], wrong)
+    assert not engine.trace.events
+    with pytest.raises(TypeError, match="params must be a SamplingParams"):
+        list(getattr(engine, how)([[1, 4], [2, 4]], [GREEDY, wrong]))
+    assert [(e.kind, e.reason) for e in engine.trace.events] == [("submit", None), ("finish", "cancelled")]
+    tiny.assert_idle(engine)
+
+
+def test_integers_of_numpy_are_integers():
+    engine = Engine(tiny.family(), gamma=np.int64(3), pipeline=np.int64(2), max_batch=np.int64(2))
+    requests = engine.generate([[1, 4], [2, 4]], GREEDY)
+    assert all(r.output_ids == plain(r.prompt_ids) for r in requests)
+
+
+def test_a_selector_needs_something_to_draft():
+    with pytest.raises(ValueError, match="Engine: with a selector, gamma must be at least 1, got 0"):
+        Engine(tiny.family(), gamma=0)
 
 
 def test_one_string_is_not_taken_for_many_prompts():

@@ -21,7 +21,8 @@ def test_an_impossible_value_is_refused_and_named(name, bad):
 
 @pytest.mark.parametrize("name, bad", [
     ("temperature", "1"), ("temperature", None), ("top_p", "x"), ("min_p", [0.1]), ("top_k", 1.5), ("seed", 0.5),
-    ("max_new_tokens", 2.5), ("max_new_tokens", "9"), ("stop_ids", (1.5,)), ("stop", (1,))])
+    ("max_new_tokens", 2.5), ("max_new_tokens", "9"), ("stop_ids", (1.5,)), ("stop", (1,)), ("stop", None), ("stop", 5),
+    ("stop_ids", 2)])
 def test_a_value_of_the_wrong_kind_is_refused_and_named(name, bad):
     with pytest.raises(ValueError, match=f"SamplingParams: {name}"):
         SamplingParams(**{name: bad})

@@ -387,6 +387,45 @@ def test_a_selector_that_answers_nonsense_costs_no_request():
     assert_served(engine, requests, {"near": 1})
 
 
+@pytest.mark.parametrize("asked", ["available", "missing"])
+def test_a_drafter_that_raises_when_it_is_asked_is_retired_and_the_selector_is_heard(asked, monkeypatch):
+    """"ngram" is asked what it would find before every choice, "subset" what it misses before it reads along."""
+    class Curious(Selector):
+        def weights(self, seats):
+            return np.array([[float(a == "near") for a in self.arms] for _ in seats])
+
+        def probe(self, seats):
+            return {s.request: ["subset"] for s in seats}
+
+    def fail(*_):
+        raise LookupError("no idea")
+
+    name = {"available": "ngram", "missing": "subset"}[asked]
+    engine = Engine(tiny.family(), max_batch=3, selector=Curious(["near", "subset", "ngram"]))
+    monkeypatch.setattr(engine.drafters[name], asked, fail)
+    with pytest.warns(RuntimeWarning, match=f"drafter '{name}' raised LookupError: no idea") as warned:
+        requests = engine.generate([[i, 4, i, 4] for i in range(5)], GREEDY)
+    assert len(warned) == 1 and set(engine.retired) == {name}
+    assert not engine.selection.selector.alive[engine.selection.selector.index[name]]
+    assert {e.drafter for e in steps(engine) if e.drafted} == {"near"}
+    assert all(r.output_ids == plain(r.prompt_ids) for r in requests)
+    assert_served(engine, requests)
+
+
+@pytest.mark.filterwarnings("error:the selector raised")
+def test_who_has_finished_leaves_even_if_nobody_can_be_told():
+    class Deaf(Restless):
+        def observe(self, outcomes):
+            raise ArithmeticError("too loud")
+
+    engine = Engine(tiny.family(), max_batch=2, selector=Deaf(["near"]))
+    requests = [engine.submit([i, 4], GREEDY.with_(max_new_tokens=1)) for i in (1, 2)]
+    with pytest.raises(RuntimeWarning, match="ArithmeticError in observe: too loud"):
+        engine.step()
+    assert all(r.output_ids == plain(r.prompt_ids, 1) for r in requests)
+    assert_served(engine, requests)
+
+
 # ---- reading beside the others' work
 
 class Mover(Selector):

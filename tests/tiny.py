@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from spin_core.draft import FedLlama
+from spin_core.draft import Drafter, FedLlama
 from spin_core.engine import Engine
 from spin_core.request import Request
 
@@ -188,4 +188,13 @@ def assert_idle(engine: Engine) -> None:
     assert sorted(engine.free_slots) == list(range(engine.max_batch))
     assert not any(engine.target.cache.lengths)
     for drafter in engine.drafters.values():
-        assert not any(drafter.runner.cache.lengths) if hasattr(drafter, "runner") else not getattr(drafter, "index", 0)
+        assert not any(held(drafter)), f"{drafter.name} still holds something"
+
+
+def held(drafter: Drafter) -> list[int]:
+    """How much a drafter and the drafters in it hold of requests: tokens in each slot, entries in each book."""
+    runner = getattr(drafter, "runner", None)
+    books = [len(getattr(drafter, book)) for book in ("index", "scored", "ballots") if hasattr(drafter, book)]
+    within = [*getattr(drafter, "members", ()), *(getattr(drafter, part) for part in ("lookup", "fallback")
+                                                  if hasattr(drafter, part))]
+    return [*(runner.cache.lengths if runner else ()), *books, *(n for inner in within for n in held(inner))]

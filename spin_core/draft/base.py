@@ -97,7 +97,8 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
-        """Draft at most ``counts[b]`` tokens behind the committed sequence of each request, in their order."""
+        """Draft at most ``counts[b]`` tokens, or of a tree so many levels, behind the committed sequence of each
+        request, in their order."""
 
     def rollback(self, slot: int, length: int) -> None:
         """Forget everything beyond ``length`` tokens of the request in ``slot``; 0 forgets the request."""

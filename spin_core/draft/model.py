@@ -95,7 +95,8 @@ class ModelDrafter(Drafter):
                 tokens += ahead[:-1]
             if not slots:
                 break
-            logits = self.runner.forward(slots, counts, tokens, rows, **self._feed(slots, counts))
+            # a draft for other slots may be under way in another thread, and a graph's inputs are there only once
+            logits = self.runner.forward(slots, counts, tokens, rows, graphs=False, **self._feed(slots, counts))
             peak, best = logits.max(-1)
             right = (best if self.ids is None else self.ids[best]) == torch.tensor(wanted, device=logits.device)
             hits = iter((right & peak.isfinite()).tolist())

@@ -129,6 +129,11 @@ class Tree(Draft):
                     self.proposals, self.drafters)
 
 
+def flat(rows: list[list[int]], device: torch.device | str) -> Tensor:
+    """The rows one behind the other, ``[N]`` int64."""
+    return torch.tensor([x for row in rows for x in row], dtype=torch.int64, device=device)
+
+
 def ancestor_mask(parents: list[int], read: int = 0) -> Tensor:
     """bool ``[read + n, read + n]``: a chain of ``read`` tokens, and n nodes behind it."""
     mask = torch.ones(read + len(parents), read + len(parents), dtype=torch.bool).tril_()

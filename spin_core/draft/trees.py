@@ -18,7 +18,7 @@ from spin_core.draft.base import CaughtUp, Drafter, NullDrafter, never
 from spin_core.draft.grow import DRAWINGS, PLACES, Grown, grow, look_up
 from spin_core.draft.model import ModelDrafter
 from spin_core.draft.shape import LARGEST, Shape, parse
-from spin_core.draft.tree import Proposal, Tree, check_way, depths
+from spin_core.draft.tree import Proposal, Tree, check_way, depths, flat
 from spin_core.request import Request
 
 PREFIX = "tree:"
@@ -147,16 +147,14 @@ def _together(laws: list[Tensor | None], ids: list[Tensor | None], vocab_size: i
 def _pack(merged: list[tuple[list[int], list[int], list[Proposal]]], probs: Tensor | None, ids: Tensor | None, way: str,
           names: tuple[str, ...], device: torch.device) -> Tree:
     """Request by request, as the verifier wants it."""
-    def flat(rows: list[list[int]]) -> Tensor:
-        return torch.tensor([x for row in rows for x in row], dtype=torch.int64, device=device)
-
     first_rows = []
     for tokens, _, proposals in merged:
         rows = dict(reversed([(p.node, p.row) for p in proposals]))
         first_rows.append([rows[node] for node in range(len(tokens))])
     cu = torch.tensor([0] + [len(tokens) for tokens, _, _ in merged], device=device).cumsum(0)
-    return Tree(flat([tokens for tokens, _, _ in merged]), cu, probs, flat(first_rows), ids,
-                flat([parents for _, parents, _ in merged]), way, [proposals for _, _, proposals in merged], names)
+    return Tree(flat([tokens for tokens, _, _ in merged], device), cu, probs, flat(first_rows, device), ids,
+                flat([parents for _, parents, _ in merged], device), way, [proposals for _, _, proposals in merged],
+                names)
 
 
 def parse_name(name: str) -> tuple[list[str], Shape, str, int]:

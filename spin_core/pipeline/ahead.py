@@ -124,8 +124,8 @@ class Ahead:
         moments.append(Mark(self.engine.target.device))
         result, judging = resident.verify(seats, drafted, most)
         moments += [judging, Mark(self.engine.target.device)]
-        self._seats = seats
         self.aloft.append(_Flight(requests, requests[0].drafter, drafter, seats.longest, Download(result), moments))
+        self._seats = seats                 # last: they must not be ahead of the flights that will land
         return True
 
     def _seat(self, requests: list[Request], drafter: Drafter) -> resident.Seats:
@@ -142,10 +142,24 @@ class Ahead:
     # ---- landing
 
     def _land(self) -> list[Event]:
-        """Read the flight that was launched first and commit it, as if it had ended just now; its events."""
+        """Land the flight that was launched first; its events.
+
+        Raises what that raised, an interrupt for example. The flights behind it continue a text that was not committed
+        then: they are given up, and the next steps compute the same tokens on foot.
+        """
+        try:
+            return self._commit(self.aloft.popleft())
+        except BaseException:
+            self.aloft.clear()
+            self._seats = None
+            for request in [r for r in self.engine.running if r.finished]:
+                self.engine._leave(request)
+            raise
+
+    def _commit(self, flight: _Flight) -> list[Event]:
+        """Read a flight and commit it, as if it had ended just now; its events."""
         from spin_core import engine as stages      # which knows us
 
-        flight = self.aloft.popleft()
         rows = flight.result.read()
         works, outcomes, counts = [], [], []
         for request, row in zip(flight.requests, rows):

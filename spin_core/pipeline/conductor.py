@@ -17,6 +17,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 from spin_core.pipeline import graphs
@@ -52,7 +53,7 @@ class Pipeline:
     """
 
     def __init__(self, engine: "Engine", count: int | str, policy: str = "balanced") -> None:
-        if count != "auto" and not (type(count) is int and count >= 1):
+        if count != "auto" and (not isinstance(count, Integral) or isinstance(count, bool) or count < 1):
             raise ValueError(f"Engine: pipeline is 'off', 'ahead', 'auto' or a number of micro-batches, got {count!r}")
         if policy not in POLICIES:
             raise ValueError(f"unknown grouping policy {policy!r}; known: {', '.join(POLICIES)}")
@@ -220,8 +221,7 @@ class Pipeline:
         for request in requests:
             if request.slot is None:
                 continue
-            self.engine.target.cache.truncate(request.slot, request.length - 1)
-            self.engine.drafter_called(request.drafter).rollback(request.slot, request.length - 1)
+            self.engine._roll_back(request, request.length - 1)
             if request.finished:        # cancelled on the way
                 self.engine._leave(request)
         self._round = _Round()

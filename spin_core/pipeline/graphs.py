@@ -65,7 +65,7 @@ class _Attention:
         slots = self.inputs.slot_of.view(self.batch, self.rows)[:, 0]
         at = torch.arange(self.length, device=query.device)
         written = (at <= entries[:, -1:])[:, None, :, None]
-        keys, values = (torch.where(written, kept[layer].index_select(0, slots)[:, :, :self.length], 0.0)
+        keys, values = (torch.where(written, kept[layer][:, :, :self.length].index_select(0, slots), 0.0)
                         for kept in (self.cache.k, self.cache.v))
         query = query.view(heads, self.batch, self.rows, dim).transpose(0, 1)
         out = F.scaled_dot_product_attention(query, keys, values, attn_mask=(at <= entries[..., None])[:, None],
@@ -89,10 +89,8 @@ class _Bucket:
         return self.runner.model(input_ids=self.inputs.numbers[0][None], position_ids=self.inputs.numbers[1][None],
                                  use_cache=False, logits_to_keep=self.inputs.keep, ragged=self.ragged, **more).logits[0]
 
-    def run(self, pool) -> Tensor:
-        """The logits ``[K, V]``; good until the next run of any bucket."""
-        if self.runner.device.type != "cuda":
-            return self.compute()
+    def replay(self, pool) -> Tensor:
+        """The same by the graph, which is captured first where there is none."""
         if self.graph is None:
             self._capture(pool)
         self.graph.replay()
@@ -101,21 +99,22 @@ class _Bucket:
     def _capture(self, pool) -> None:
         here, aside = torch.cuda.current_stream(self.runner.device), torch.cuda.Stream(self.runner.device)
         aside.wait_stream(here)
-        with torch.cuda.stream(aside):          # what is set up lazily must not be set up while capturing
-            for _ in range(2):
+        with torch.cuda.stream(aside):          # leads back to this stream, even from a capture that fails
+            for _ in range(2):                  # what is set up lazily must not be set up while capturing
                 self.compute()
-        here.wait_stream(aside)
-        self.graph = torch.cuda.CUDAGraph()
-        # another thread may launch its own work meanwhile
-        with torch.cuda.graph(self.graph, pool=pool, stream=aside, capture_error_mode="thread_local"):
-            self.logits = self.compute()
+            here.wait_stream(aside)
+            graph = torch.cuda.CUDAGraph()
+            # another thread may launch its own work meanwhile
+            with torch.cuda.graph(graph, pool=pool, stream=aside, capture_error_mode="thread_local"):
+                self.logits = self.compute()
+        self.graph = graph                      # only a whole one may be replayed
 
 
 class Graphs:
     """The graphs of one runner, made when a shape first comes up. On a CPU the same passes run without a graph.
 
-    Where a pass cannot be captured (an operator that asks the device, no memory left) all go on without graphs, with a
-    warning.
+    Where a pass cannot be captured (an operator that asks the device, no memory left) it and all others are computed
+    without graphs, with one warning; ``failed`` says why.
     """
 
     def __init__(self, runner: ModelRunner) -> None:
@@ -149,13 +148,7 @@ class Graphs:
         bucket.inputs.numbers[1:].copy_(places)
         if states is not None:
             bucket.inputs.states.copy_(states[:, source.to(states.device)])
-        try:
-            logits = bucket.run(self.pool)
-        except Exception as error:                      # nothing is committed yet: the caller's own pass writes anew
-            self.failed = error
-            self.buckets.clear()
-            warnings.warn(f"no CUDA graphs: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)
-            return None
+        logits = self._run(bucket)
         wanted = [b * wide + t for b, count in enumerate(counts) for t in range(count)]
         out = logits.index_select(0, torch.tensor([wanted[r] for r in rows], dtype=torch.int64, device=logits.device))
         for slot, count in zip(slots, counts):
@@ -184,7 +177,18 @@ class Graphs:
         bucket.inputs.keep.copy_(keep)
         if states is not None:
             bucket.inputs.states.copy_(states.reshape(bucket.inputs.states.shape))
-        return bucket.run(self.pool)[:, :self.runner.vocab_size]
+        return self._run(bucket)[:, :self.runner.vocab_size]
+
+    def _run(self, bucket: _Bucket) -> Tensor:
+        """The bucket's logits ``[K, V]``; good until the next run of any."""
+        if self.pool and not self.failed:
+            try:
+                return bucket.replay(self.pool)
+            except Exception as error:                  # nothing is committed yet: what is computed now writes anew
+                self.failed = error
+                self.buckets.clear()                    # and the memory of their graphs
+                warnings.warn(f"no CUDA graphs: {type(error).__name__}: {error}", RuntimeWarning, stacklevel=3)
+        return bucket.compute()
 
     def _bucket(self, batch: int, rows: int, length: int, kept: int, states: Tensor | None) -> _Bucket:
         key = batch, rows, length, kept, states is None

@@ -64,16 +64,17 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, slots: list[int], counts: list[int], tokens: Tensor | list[int], rows: list[int],
-                ancestors: list[Tensor | None] | None = None, **inputs) -> Tensor:
+                ancestors: list[Tensor | None] | None = None, graphs: bool = True, **inputs) -> Tensor:
         """Feed ``counts[b]`` new tokens to each slot; return the logits of the flattened ``rows``, ``[R, V]``.
 
         ``tokens [N]`` are concatenated in the order of ``slots``. The cache then holds them all; undo with
-        ``cache.truncate``. ``inputs`` are what this model reads besides tokens. Raises ValueError when a slot has no
-        room, before anything is written.
+        ``cache.truncate``. ``inputs`` are what this model reads besides tokens. ``graphs`` False: in no case by a CUDA
+        graph, for a pass that may run beside others of this runner. Raises ValueError when a slot has no room, before
+        anything is written.
         """
         for slot, count in zip(slots, counts):
             self.cache.check_room(slot, count)
-        if self.graphs and ancestors is None:
+        if graphs and self.graphs and ancestors is None:
             logits = self.graphs.forward(slots, counts, tokens, rows, **inputs)
             if logits is not None:
                 return logits

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import NamedTuple
 
 import numpy as np
@@ -114,7 +115,7 @@ class Selector(ABC):
         if len(set(self.arms)) != len(self.arms):
             raise ValueError(f"{type(self).__name__}: arms repeat: {', '.join(self.arms)}")
         lengths = gamma if isinstance(gamma, Mapping) else dict.fromkeys(self.arms, gamma)
-        missing = [a for a in self.arms if a != NONE and (not isinstance(lengths.get(a), int) or lengths[a] < 1)]
+        missing = [a for a in self.arms if a != NONE and (not isinstance(lengths.get(a), Integral) or lengths[a] < 1)]
         if missing:
             raise ValueError(f"{type(self).__name__}: gamma must be a whole number >= 1 for every arm, "
                              f"{missing[0]!r} has {lengths.get(missing[0])!r}")

@@ -54,8 +54,10 @@ class SpinFull(Selector):
         self.passes = [AffineCost() for _ in self.arms]
         self.bold, self.due = bold, {}  # due: tokens at which a request is next listened to
         self.goodput = 0.0              # tokens per second that the last plan came to
-        sets = np.array(list(itertools.product((False, True), repeat=len(self.arms))))
-        self.sets = sets[sets[:, self.none] & (sets.sum(1) <= TOGETHER + 1)]
+        drafting = [a for a in range(len(self.arms)) if a != self.none]
+        sets = [{self.none, *some} for size in range(TOGETHER + 1) for some in itertools.combinations(drafting, size)]
+        # sorted, for of equally good sets the first is taken
+        self.sets = np.array(sorted([a in some for a in range(len(self.arms))] for some in sets))
 
     # ---- deciding
 

@@ -17,7 +17,7 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
-from spin_core.draft.tree import Proposal, Tree, depths
+from spin_core.draft.tree import Proposal, Tree, depths, flat
 from spin_core.randomness import ACCEPT, RESIDUAL, race, uniform
 from spin_core.sampling import SamplingBatch, largest, probabilities
 from spin_core.verify.chain import Verdict, accepts, check_shapes, residual
@@ -107,8 +107,8 @@ def _sample(logits: Tensor, draft: Tree, sampling: SamplingBatch, position: Tens
     law = probabilities(logits, sampling.rows(owner.repeat_interleave(counts)), rows).split(counts.tolist())
     # `base` counts the tests at one node, so that siblings meet independent noise
     tests = torch.tensor([len(trees[b][2]) for b in seats], dtype=torch.int64, device=device)
-    level = _flat([[depth[b][x.node] for x in trees[b][2]] for b in seats], device)
-    rank = _flat([_ranks(trees[b][0], trees[b][2]) for b in seats], device)
+    level = flat([[depth[b][x.node] for x in trees[b][2]] for b in seats], device)
+    rank = flat([_ranks(trees[b][0], trees[b][2]) for b in seats], device)
     of = owner.repeat_interleave(tests)
     chance = uniform(sampling.seed[of], position[of] + level, ACCEPT, rank).split(tests.tolist())
     left = []
@@ -145,10 +145,6 @@ def _ranks(parents: list[int], proposals: list[Proposal]) -> list[int]:
         ranks.append(seen[parents[proposal.node]])
         seen[parents[proposal.node]] += 1
     return ranks
-
-
-def _flat(rows: list[list[int]], device: torch.device) -> Tensor:
-    return torch.tensor([x for row in rows for x in row], dtype=torch.int64, device=device)
 
 
 def _padded(rows: list[list[int]], ok: list[bool], width: int, device: torch.device) -> Tensor:

@@ -84,8 +84,12 @@ def test_what_cannot_be_captured_is_timed_without_graphs(monkeypatch):
     def fails(*_):
         raise RuntimeError("not permitted")
 
-    monkeypatch.setattr(graphs, "attach", lambda runner: setattr(runner, "graphs", graphs.Graphs(runner)))
-    monkeypatch.setattr(graphs._Bucket, "run", fails)
+    def attach(runner):                     # as if this were a CUDA device
+        runner.graphs = graphs.Graphs(runner)
+        runner.graphs.pool = 0, 1
+
+    monkeypatch.setattr(graphs, "attach", attach)
+    monkeypatch.setattr(graphs._Bucket, "replay", fails)
     report = draft()
     assert len(report.rows) == 4 and not any("graphs_ms_per_token" in row for row in report.rows)
     assert "tiny, batch 3, 20 cached: no graphs: not permitted" in report.notes

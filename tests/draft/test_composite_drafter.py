@@ -69,8 +69,8 @@ def test_the_model_reads_what_lookup_drafted_in_one_pass(monkeypatch):
         request.output_ids.append(int(tiny.logits(target, request.ids)[-1].argmax()))
     passes = []
     forward = composite.fallback.runner.forward
-    monkeypatch.setattr(composite.fallback.runner, "forward", lambda slots, counts, *rest: passes.append(counts)
-                        or forward(slots, counts, *rest))
+    monkeypatch.setattr(composite.fallback.runner, "forward", lambda slots, counts, *rest, **more: passes.append(counts)
+                        or forward(slots, counts, *rest, **more))
     read, = composite.catch_up([request])
     assert passes == [[len(text) + 5]] and read.tokens == len(text) + 5 and composite.missing(request) == 0
     # the model is the target, so it is always right; lookup, where it finds something, only if the text repeats

@@ -195,6 +195,49 @@ def test_a_target_that_raises_fails_the_step_and_nothing_else(bad, where, monkey
     tiny.assert_sound(other, requests)
 
 
+@pytest.mark.parametrize("drafter", ["near", "none", "fed"])
+@pytest.mark.parametrize("where, bad", [("read", 1), ("read", 2), ("read", 5), ("sent", 1), ("sent", 4), ("told", 11)])
+def test_an_interrupt_under_way_loses_no_token(where, bad, drafter, monkeypatch):
+    """While a verdict is read, while it is sent off, or between the requests that it is about."""
+    waiting, other = engines(drafter, max_batch=3)
+    owner, name = {"read": (transfer.Download, "read"), "sent": (ahead, "Download"), "told": (other, "_commit")}[where]
+    plain, calls = getattr(owner, name), itertools.count(1)
+
+    def interrupted(*args):
+        if next(calls) == bad:
+            raise KeyboardInterrupt
+        return plain(*args)
+
+    monkeypatch.setattr(owner, name, interrupted)
+    jobs = [([i, 4, i], BOTH[i % 2].with_(seed=i), None) for i in range(5)]
+    requests, raised = [other.submit(p, q) for p, q, _ in jobs], 0
+    while other.running or other.queue:
+        try:
+            other.step()
+        except KeyboardInterrupt:
+            raised += 1
+            assert where == "sent" or not other.pipeline.aloft
+    assert raised == 1 and [r.output_ids for r in requests] == [r.output_ids for r in serve(waiting, jobs)]
+    tiny.assert_sound(other, requests)
+
+
+def test_an_interrupt_frees_who_was_cancelled_under_way(monkeypatch):
+    engine = engines("near", max_batch=2)[1]
+    first, second = (engine.submit([i, 4], GREEDY) for i in (1, 2))
+    while not engine.pipeline.aloft:
+        engine.step()
+    engine.cancel(first)
+    assert first.slot is not None
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(transfer.Download, "read", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+        engine.step()
+    assert first.slot is None and engine.running == [second] and not engine.pipeline.aloft
+    while not second.finished:
+        engine.step()
+    assert second.output_ids == engines("near")[0].generate([[2, 4]], GREEDY)[0].output_ids
+    tiny.assert_sound(engine, [first, second])
+
+
 @pytest.mark.parametrize("drafter", ["near", "none"])
 def test_nan_fails_its_request_alone(drafter):
     text = engines("none")[0].generate([[1, 4]], GREEDY)[0].output_ids

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from unittest.mock import MagicMock
 
 import pytest
 import tiny
 import torch
 from hypothesis import given, settings, strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from spin_core.draft import FedDrafter
+from spin_core.draft import FedDrafter, ModelDrafter
 from spin_core.engine import Engine
 from spin_core.pipeline import graphs
-from spin_core.request import SamplingParams
+from spin_core.request import Request, SamplingParams
 from spin_core.runtime import ModelRunner
 
 PASSES = st.lists(st.tuples(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 8)), min_size=1, max_size=4,
@@ -81,19 +83,73 @@ def test_on_a_cpu_nothing_is_attached():
     assert (runner.graphs is not None) == (runner.device.type == "cuda")
 
 
-def test_what_cannot_be_captured_runs_without_a_graph(monkeypatch):
-    def fails(*_):
+@pytest.fixture
+def no_capture(monkeypatch):
+    """As if this were a CUDA device on which no pass can be captured."""
+    plain = graphs.Graphs.__init__
+
+    def made(self, runner):
+        plain(self, runner)
+        self.pool = 0, 1
+
+    def fails(*_, **__):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    engine = Engine(tiny.family(), "near", 3, max_batch=3)
-    for runner in (engine.target, engine.drafters["near"].runner):
-        runner.graphs = graphs.Graphs(runner)
-    monkeypatch.setattr(graphs._Bucket, "run", fails)
+    monkeypatch.setattr(graphs.Graphs, "__init__", made)
+    for name in ("current_stream", "Stream", "stream", "CUDAGraph"):
+        monkeypatch.setattr(torch.cuda, name, MagicMock())
+    monkeypatch.setattr(torch.cuda, "graph", fails)
+
+
+@pytest.mark.parametrize("pipeline", ["off", "ahead"])
+def test_what_cannot_be_captured_runs_without_a_graph(pipeline, no_capture):
+    """A step ahead has no other pass to fall back on, so the bucket itself must."""
+    engine = Engine(tiny.family(), "near", 3, max_batch=3, pipeline=pipeline)
+    if pipeline == "off":
+        for runner in (engine.target, engine.drafters["near"].runner):
+            runner.graphs = graphs.Graphs(runner)
     with pytest.warns(RuntimeWarning, match="no CUDA graphs: RuntimeError: operation not permitted") as warned:
         requests = engine.generate([[1, 4], [2, 5, 6], [7]], SamplingParams(max_new_tokens=14))
     assert len(warned) == 2, "one for each model"
     for request in requests:
         tiny.assert_greedy(engine.family.target, request)
+    assert not engine.retired
+
+
+def test_a_capture_that_failed_leaves_no_graph(no_capture):
+    made = graphs.Graphs(ModelRunner(tiny.family().target, 1, 64))
+    bucket = made._bucket(1, 1, 64, 1, None)
+    for _ in range(2):          # the second time it is not replayed either
+        with pytest.raises(RuntimeError, match="not permitted"):
+            bucket.replay(made.pool)
+    assert bucket.graph is None
+
+
+def test_who_catches_up_beside_a_draft_replays_no_graph():
+    """A graph's inputs are there once: two passes at a time would read each other's."""
+    drafter = ModelDrafter(tiny.family().drafters["near"], 2, 64, tiny.VOCAB)
+    drafter.runner.graphs = MagicMock(**{"forward.return_value": None})     # a pass that fits no bucket
+    request = Request([1, 4, 1, 5], SamplingParams(), output_ids=[6, 7], slot=0)
+    assert drafter.catch_up([request])[0].tokens == 5
+    assert not drafter.runner.graphs.forward.called
+    drafter.propose([request], [2])
+    assert drafter.runner.graphs.forward.call_count == 2
+
+
+def test_a_bucket_gathers_no_more_entries_than_it_attends_to():
+    gathered = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            out = op(*args, **kwargs or {})
+            if op.overloadpacket is torch.ops.aten.index_select and out.dim() == 4:
+                gathered.append(out.shape[2])
+            return out
+
+    runner = ModelRunner(tiny.family().target, 2, tiny.MAX_CONTEXT)
+    with Watch():
+        graphs.Graphs(runner).forward([0], [1], [1], [0])
+    assert gathered == [graphs.SHORTEST] * 2 * runner.num_layers and graphs.SHORTEST < tiny.MAX_CONTEXT
 
 
 def test_several_micro_batches_replay_graphs(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -139,13 +140,41 @@ def test_what_cannot_be_is_refused_by_name():
         build("epsilon-greedy", epsilon=2)
 
 
-def test_a_request_that_left_is_forgotten():
-    for policy in POLICIES:
-        selector = build(policy)
-        for request in range(200):
-            choice = selector.assign([Seat(request, 0, 5, 8)])[request]
+def books(selector) -> dict[str, dict]:
+    """Whatever a selector, or a part of it, keeps by request."""
+    parts = [selector, *(getattr(selector, part) for part in ("ledger", "survival") if hasattr(selector, part))]
+    return {name: book for part in parts for name, book in vars(part).items()
+            if isinstance(book, dict) and book is not selector.index}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_request_that_left_is_forgotten(policy):
+    selector, used = build(policy), set()
+    for request in range(200):
+        seats = [Seat(request, 16, 20, 80)]     # far enough to be listened to
+        for _ in range(2):
+            choice = selector.assign(seats)[request]
             selector.observe([outcome(request, choice)])
-            selector.finish(request)
-            selector.finish(request)            # twice does no harm
-        kept = getattr(selector, "ledger", None) or getattr(selector, "survival", None)
-        assert kept is None or len(kept.row) == 0
+            wishes = selector.probe(seats)
+            selector.scored([Scored(r, name, [1.0, 0.0]) for r, names in wishes.items() for name in names])
+        used |= {name for name, book in books(selector).items() if list(book) == [request]}
+        selector.finish(request)
+        selector.finish(request)                # twice does no harm
+        assert not any(books(selector).values())
+    assert used == {"hedge": {"regret", "fresh"}, "spin-full": {"row", "due"}, "random": set()}.get(
+        policy, set() if policy.startswith("fixed") else {"row"})
+
+
+def test_the_sets_of_drafters_that_spin_full_weighs():
+    """All of at most three and no speculation, in the order of their arms: the first of equally good sets wins."""
+    for arms in (["a"], ["a", NONE, "b"], list("abcdefgh"), [*"abcde", NONE, "f"]):
+        selector = make("spin-full", arms)
+        sets = [s for s in itertools.product((False, True), repeat=len(selector.arms))
+                if s[selector.index[NONE]] and sum(s) <= 4]
+        assert selector.sets.tolist() == [list(s) for s in sets]
+
+
+def test_a_length_of_any_integer_kind_is_a_length():
+    assert make("random", ["a"], gamma=np.int64(3)).gamma.tolist() == [3, 0]
+    with pytest.raises(ValueError, match="'a' has 2.0"):
+        make("random", ["a"], gamma=2.0)
