@@ -19,11 +19,14 @@ from spin_core.runtime.cache import SlotCache
 from spin_core.runtime.runner import ModelRunner
 from spin_core.zoo import Family
 
+WAYS = ("padded", "padded_view", "auto")
+
 
 class PassTimer:
     """Times passes of a family's target over requests whose caches are as long as one likes.
 
-    The caches hold random keys and values: how long a pass takes depends on their number alone.
+    The caches hold random keys and values, and batches write over each other's: how long a pass takes depends on their
+    number alone.
     """
 
     def __init__(self, family: Family, requests: int, max_len: int) -> None:
@@ -33,25 +36,30 @@ class PassTimer:
         for tensor in self.whole.k + self.whole.v:
             tensor.normal_()
 
-    def seconds(self, lengths: Sequence[int], gamma: int, repeats: int = 3) -> dict[str, float]:
-        """Seconds of a pass that verifies ``gamma`` drafted tokens of every request, in three ways.
+    def seconds(self, batches: Sequence[Sequence[int]], gamma: int, repeats: int = 3) -> list[dict[str, list[float]]]:
+        """Of each of ``batches`` the seconds of ``repeats`` passes that verify ``gamma`` drafted tokens of every
+        request, in three ways.
 
-        "padded" gathers the keys into a rectangle as wide as the longest request, "padded_view" has them
-        there already, "auto" is the engine's own choice. The fastest of ``repeats`` rounds, in which the ways
-        take turns; a round before them warms up. ``lengths`` are the tokens in the caches.
+        "padded" gathers the keys into a rectangle as wide as the longest request, "padded_view" has them there already,
+        "auto" is the engine's own choice. A batch is given by the tokens in its requests' caches. All batches take
+        turns, and within a turn all ways, there and back again: the n-th passes of a batch were timed side by side, so
+        that a slow minute of the machine slows them all. A round before the first warms up.
         """
-        cache = first_slots(self.whole, len(lengths))
-        total = self.heads.kv * self.heads.group
-        view = SimpleNamespace(step=lambda batch: PaddedView(batch, cache))
-        ways = {"padded": Attention("padded", total, cache), "padded_view": view,
-                "auto": Attention("auto", total, cache)}
-        best = dict.fromkeys(ways, float("inf"))
+        total, ways = self.heads.kv * self.heads.group, {}
+        for count in {len(lengths) for lengths in batches}:
+            cache = first_slots(self.whole, count)
+            view = SimpleNamespace(step=lambda batch, cache=cache: PaddedView(batch, cache))
+            ways[count] = cache, {"padded": Attention("padded", total, cache), "padded_view": view,
+                                  "auto": Attention("auto", total, cache)}
+        out = [{way: [] for way in WAYS} for _ in batches]
         for round_ in range(repeats + 1):
-            for way, attention in ways.items():
-                taken = self._pass(cache, attention, lengths, gamma + 1)
-                if round_:
-                    best[way] = min(best[way], taken)
-        return best
+            for lengths, taken in zip(batches, out):
+                cache, attentions = ways[len(lengths)]
+                for way in WAYS if round_ % 2 else WAYS[::-1]:
+                    seconds = self._pass(cache, attentions[way], lengths, gamma + 1)
+                    if round_:
+                        taken[way].append(seconds)
+        return out
 
     def _pass(self, cache: SlotCache, attention, lengths: Sequence[int], queries: int) -> float:
         runner, count = self.runner, len(lengths)
@@ -76,14 +84,15 @@ def first_slots(cache: SlotCache, count: int) -> SlotCache:
     return part
 
 
-def share_lost(seconds: Sequence[Mapping[str, float]], way: str) -> tuple[float, float, float]:
-    """Share of the speed-up lost with ``way`` instead of "auto": mean, least and most over several batches.
+def share_lost(seconds: Sequence[Mapping[str, Sequence[float]]], way: str) -> tuple[float, float, float]:
+    """Share of the speed-up lost with ``way`` instead of "auto": mean, least and most over several batches; of each
+    batch the median over its rounds, for passes of one round were timed side by side.
 
     A speed-up is the time of plain decoding over that of speculation. Where drafts cost nothing, or are
     hidden behind the verification as in SPIN, the time of speculation is that of the verifying pass, and
     1 - auto / way is lost. Negative where ``way`` is faster.
     """
-    shares = [1 - one["auto"] / one[way] for one in seconds]
+    shares = [float(np.median([1 - auto / other for auto, other in zip(one["auto"], one[way])])) for one in seconds]
     return float(np.mean(shares)), min(shares), max(shares)
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy import ndarray
 
+from spin_core.bench import peers
 from spin_core.lessons.exercises import OPEN, Answer, attempt
+from spin_core.lessons.stored import stored
 from spin_core.select import NONE, make
 from spin_core.select.oracle import Planned, oracle_request
 from spin_core.select.recording import Passes, Recording
@@ -16,6 +19,7 @@ from spin_core.select.synthetic import synthetic
 
 LAWS = {"prose": {"reads": .75, "copies": .25}, "code": {"reads": .40, "copies": .85}}
 COSTS = {"reads": .04, "copies": .03}
+LIVE = {"spin": peers.SPIN, "spin-full": "ours, spin-full"}     # policies of the replay, contenders of `bench peers`
 
 
 def play(recording: Recording, policy: str, gammas: Mapping[str, int], *, seed: int = 0,
@@ -50,25 +54,47 @@ def seconds_lost(run: Replay, oracle: Replay) -> tuple[ndarray, ndarray]:
 def endless(policies: Sequence[str], steps: int, seeds: int) -> tuple[dict[str, tuple[ndarray, ndarray]], float]:
     """Tokens lost on one request that goes on and on, by steps, mean over ``seeds``; and the theory's slope.
 
-    Two drafters, one right with 75 % of its tokens, the other with 60 %. Lai and Robbins: whoever learns at all
-    must try the worse arm about 2 var / gap^2 times per factor e of steps; each try loses gap tokens per second
-    for the seconds of a step.
+    Two drafters, one right with 75 % of its tokens, the other with 60 %. A step counts with the tokens that its drafter
+    is expected to bring, not with those that it happened to bring: who always asks the better drafter loses nothing,
+    and the luck of the text is left out. What the step took counts as it was, catching up included.
+
+    Lai and Robbins: whoever learns at all must try the worse arm about 2 var / gap^2 times per factor e of steps; each
+    try loses gap tokens per second for the seconds of a step.
     """
     laws, costs, gamma = {"text": {"good": .75, "poor": .60}}, {"good": .04, "poor": .04}, 4
     curves: dict[str, list[ndarray]] = {p: [] for p in policies}
     for seed in range(seeds):
         text = synthetic(laws, costs, ["text"], tokens=4 * steps, spread=1e6, prompt=1, seed=seed)
-        best = replay(text, make("fixed:good", text.arms, gamma=gamma), batch=1)
-        poor = replay(text, make("fixed:poor", text.arms, gamma=gamma), batch=1)
+        emitted = 1 + np.minimum(text.accepted, gamma)
+        expected = np.append(emitted.mean(1), 1.0)          # by arm; the last speculates not at all
+        step = float(text.passes["target"](1 + gamma) + gamma * text.passes["good"](1))
+        rate = expected[0] / step
         for policy in policies:
             options = {"prior": 0} if policy == "spin" else {}
             run = replay(text, make(policy, text.arms, gamma=gamma, seed=seed, **options), batch=1)
-            curves[policy].append(np.cumsum(run.seconds * best.goodput - run.emitted)[:steps])
-        rates = poor.emitted / poor.seconds
-        gap = best.goodput - poor.goodput
-        slope = 2 * rates.var() / gap * poor.seconds.mean()
+            curves[policy].append(np.cumsum(run.seconds * rate - expected[run.arm])[:steps])
+        slope = 2 * emitted[1].var() / (expected[0] - expected[1])
     x = np.arange(1, min(len(c) for many in curves.values() for c in many) + 1)
     return {p: (x, np.mean([c[:len(x)] for c in many], 0)) for p, many in curves.items()}, float(slope)
+
+
+def live(batch: int = 8, directory: str | Path | None = None) -> dict[str, float]:
+    """What ``bench peers`` measured where requests were really served: times our plain decoding on the mix, greedily,
+    by the names of the replay. Empty if no machine has stored it."""
+    out: dict[str, float] = {}
+    for found in stored("peers", lambda row: row["temperature"] == 0 and row["batch"] == batch, directory)[:1]:
+        rows = [row for row in found.rows if "mix" in row]
+        rates = {row["contender"]: row["mix"] for row in rows if row["contender"] != peers.FIXED}
+        if plain := rates.get(peers.PLAIN):
+            out = {f"fixed:{row['drafter']}": row["mix"] / plain for row in rows if row["contender"] == peers.FIXED}
+            out |= {name: rates[theirs] / plain for name, theirs in LIVE.items() if theirs in rates}
+    return out
+
+
+def late_share(run: Replay, best: ndarray) -> float:
+    """How often a request has its ``best [R]`` arm in the second half of its steps, mean over requests."""
+    return float(np.mean([(arms[len(arms) // 2:] == best[request]).mean()
+                          for request in range(len(best)) for arms in [run.arm[run.request == request]]]))
 
 
 def choice_map(run: Replay, steps: int) -> ndarray:

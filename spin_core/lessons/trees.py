@@ -87,8 +87,9 @@ def what_width_cost(cost: Mapping[int, Mapping[int, float]], tau: Mapping[int, f
 
 def boosting(directory: str | Path | None = None) -> str:
     """What ``bench boost`` found, a line for each second drafter, wherever it ran."""
-    lines = [f"{row['first']} has {row['first_right']:.3f} of {found.machine}'s held-out tokens first; with "
-             f"{row['second']}, which alone has {row['second_right']:.3f}, one of the two has {row['either_right']:.3f}"
+    lines = [f"{row['first']} ranks {row['first_right']:.1%} of the held-out tokens first (run on {found.machine}); "
+             f"with {row['second']}, which alone ranks {row['second_right']:.1%} first, one of the two does so for "
+             f"{row['either_right']:.1%}"
              for found in stored("boost", directory=directory) for row in found.rows]
     return "\n".join(lines) or "no machine has recorded boost-tuning yet: bench boost"
 

@@ -59,7 +59,8 @@ def bars(goodput: Mapping[str, tuple[float, float]], ceilings: Mapping[str, floa
 def regret(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
            long: Mapping[str, tuple[Sequence[float], Sequence[float]]], slope: float | None, *,
            title: str = "") -> Figure:
-    """Seconds lost against oracle-request by tokens written; right, tokens lost on one endless request by log steps.
+    """Seconds lost against oracle-request by tokens written; right, expected tokens lost on one endless request by log
+    steps.
 
     ``slope``: what theory says a step by a factor e must cost at least, in tokens; None: not shown.
     """
@@ -77,13 +78,14 @@ def regret(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
         late = steps[steps >= 30]
         right.plot(late, anchor + slope * np.log(late / 30), "--", color=INK, lw=1.6,
                    label="theory: slope of the bound")
-    right.set(xscale="log", xlabel="steps of one endless request", ylabel="tokens lost against its best drafter",
+    right.set(xscale="log", xlabel="steps of one endless request", ylabel="tokens expected to be lost",
               title="Does exploring ever end?")
     right.xaxis.set_major_formatter(ScalarFormatter())
     right.xaxis.set_minor_formatter(NullFormatter())
     ends = sorted(float(y[-1]) for _, y in long.values())
     if len(ends) > 1 and ends[-1] > 2 * ends[-2] > 0:       # one that never learns would squeeze all others flat
-        right.set_ylim(top=1.3 * ends[-2])
+        low, top = min(float(np.min(y)) for _, y in long.values()), 1.3 * ends[-2]
+        right.set_ylim(min(0.0, low) - .04 * top, top)
     right.legend(fontsize=8.5)
     return figure
 
@@ -125,7 +127,8 @@ def capacity(places: Sequence[int], goodput: Mapping[str, Sequence[float]], *, t
         fixed, ceiling = name.startswith("fixed"), name.startswith("oracle")
         ax.plot(places, y, marker="" if ceiling else "o", ls="--" if ceiling else ":" if fixed else "-",
                 color=INK if ceiling else policy_colour(name), label=name)
-    ax.set(xlabel="places of every model drafter", ylabel="tokens per second", title=title, ylim=(0, None))
+    ax.set(xlabel="places of every model drafter", ylabel="tokens per second", title=title)
+    ax.set_ylim(0, 1.08 * max(max(y) for y in goodput.values()))        # room for the highest marker
     ax.set_xticks(list(places))
     ax.legend(loc="center left", bbox_to_anchor=(1, .5))
     return figure

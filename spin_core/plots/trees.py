@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from spin_core.lessons.tree_steps import TreeStep, Trial
 
 WHO = (ORANGE, SKY, PURPLE, "#F0E442")      # drafters, in their order
+PANELS = 4                                  # tests at a node: three children, and the target's draw
 
 
 @styled
@@ -104,13 +105,16 @@ def _leaves_first(parents: Sequence[int]) -> list[int]:
 
 @styled
 def trials(found: Sequence["Trial"], shown: int | None = None, title: str = "") -> Figure:
-    """The first ``shown`` tests at one node (None: those there are): p as left, the q of the child, its fate."""
+    """The tests at one node: p as left, the q of the child, its fate. ``shown``: the first so many, in four panels, so
+    that the picture keeps its shape; None: those there are, a panel each."""
+    panels = len(found) if shown is None else PANELS
     shown = len(found) if shown is None else shown
     tokens = np.arange(len(found[0].p))
-    figure = Figure(figsize=(WIDTH, 3.4 if title else 3.1), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 3.9 if title else 3.6), layout="constrained")
     if title:
         figure.suptitle(title, fontsize=11)
-    for number, axes in enumerate(figure.subplots(1, 4, sharey=True)):
+    row = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
+    for number, axes in enumerate(row):
         axes.grid(False, axis="x")
         if number >= min(shown, len(found)):
             axes.set_axis_off()
@@ -124,15 +128,16 @@ def trials(found: Sequence["Trial"], shown: int | None = None, title: str = "") 
         axes.bar(tokens + 0.2, one.q, 0.38, color=tint(Q_COLOUR, 0.8))
         colour = GREEN if one.accepted else RED
         axes.axvspan(one.token - 0.48, one.token + 0.48, color=tint(colour, 0.18), zorder=0)
-        axes.set(xticks=tokens, ylim=(0, 1.05),
+        axes.set(xticks=tokens, xlabel="token", ylim=(0, 1.05),
                  title="the target draws" if last else f"child {number + 1}: token {one.token}")
         fate = "accepted" if one.accepted else "rejected"
         said = (f"token {one.token}: emitted" if last else
                 f"u = {one.u:.2f}, p/q = {one.p[one.token] / one.q[one.token]:.2f}\n{fate}")
-        axes.set_xlabel(said, color=colour, fontsize=9.5)
-    figure.axes[0].legend(handles=[Patch(facecolor=BLUE, label="p"), Patch(facecolor=SKY, label="left of p"),
-                                   Patch(facecolor=tint(Q_COLOUR, 0.8), label="q of the child")], loc="upper right",
-                          fontsize=8.5)
+        axes.text(0.5, 0.97, said, transform=axes.transAxes, ha="center", va="top", color=colour, fontsize=9.5)
+    row[0].set_ylabel("probability")
+    figure.legend(handles=[Patch(facecolor=BLUE, label="p"), Patch(facecolor=SKY, label="left of p"),
+                           Patch(facecolor=tint(Q_COLOUR, 0.8), label="q of the child")], loc="outside lower center",
+                  ncols=3)
     return figure
 
 

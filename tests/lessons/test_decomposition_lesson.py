@@ -54,17 +54,24 @@ def test_a_pass_is_timed_in_every_way_and_gives_the_same_logits(monkeypatch):
     runner, seen = timer.runner, []
     forward = runner.forward
     monkeypatch.setattr(runner, "forward", lambda *args: seen.append(forward(*args)))
-    times = timer.seconds([40, 7, 1], gamma=3, repeats=2)
-    assert set(times) == {"padded", "padded_view", "auto"} and min(times.values()) > 0
-    assert len(seen) == 9 and all(logits.shape[0] == 12 for logits in seen)
-    for logits in seen[1:]:     # the caches are as they were before each pass
-        torch.testing.assert_close(logits, seen[0], rtol=1e-9, atol=1e-9)
+    first, second = timer.seconds([[40, 7, 1], [16, 16]], gamma=3, repeats=2)
+    for times in (first, second):
+        assert set(times) == {"padded", "padded_view", "auto"}
+        assert all(len(rounds) == 2 and min(rounds) > 0 for rounds in times.values())
+    assert [logits.shape[0] for logits in seen] == ([12] * 3 + [8] * 3) * 3, "batches take turns, and their ways"
+    for i, logits in enumerate(seen):       # of three ways in turn each finds the cache as the one before it did
+        torch.testing.assert_close(logits, seen[i - i % 3], rtol=1e-9, atol=1e-9)
 
 
 def test_the_share_lost_is_that_of_the_slower_way():
-    runs = [{"padded": 4.0, "padded_view": 2.0, "auto": 2.0}, {"padded": 5.0, "padded_view": 1.0, "auto": 2.0}]
+    runs = [{"padded": [4.0], "padded_view": [2.0], "auto": [2.0]}, {"padded": [5.0], "padded_view": [1.0], "auto": [2.0]}]
     assert padding.share_lost(runs, "padded") == pytest.approx((0.55, 0.5, 0.6))
     assert padding.share_lost(runs, "padded_view") == pytest.approx((-0.5, -1.0, 0.0))
+
+
+def test_a_round_that_the_machine_slowed_down_changes_no_share():
+    quiet, disturbed = [{"padded": [4.0] * 5, "auto": [2.0] * 5}], [{"padded": [4, 12, 4, 4, 80], "auto": [2, 6, 2, 2, 2]}]
+    assert padding.share_lost(quiet, "padded") == padding.share_lost(disturbed, "padded") == (0.5, 0.5, 0.5)
 
 
 # ---- memory

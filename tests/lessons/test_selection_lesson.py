@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from spin_core import plots as base
+from spin_core.bench import peers
 from spin_core.lessons import selection as lesson
 from spin_core.plots import selection as plots
 from spin_core.select.synthetic import synthetic
@@ -58,6 +61,30 @@ def test_on_an_endless_request_random_choice_loses_in_proportion_and_learners_le
     assert curves["thompson"][1][-1] < .6 * curves["random"][1][-1]
 
 
+def test_on_an_endless_request_luck_does_not_count():
+    """Who always asks the better drafter loses nothing, who never does loses the same at every step."""
+    curves, _ = lesson.endless(["fixed:good", "fixed:poor"], 100, 1)
+    np.testing.assert_allclose(curves["fixed:good"][1], 0, atol=1e-6)
+    assert (np.diff(curves["fixed:poor"][1]) > .5).all() and np.ptp(np.diff(curves["fixed:poor"][1])) < 1e-6
+
+
+def test_what_was_really_served_goes_by_the_names_of_the_replay(tmp_path):
+    assert lesson.live(directory=tmp_path) == {}
+    (tmp_path / "data" / "box").mkdir(parents=True)
+    rows = [{"contender": who, "drafter": drafter, "temperature": heat, "batch": batch, "mix": rate}
+            for who, drafter, heat, batch, rate in (
+                (peers.PLAIN, "none", 0.0, 8, 40.0), (peers.FIXED, "ngram", 0.0, 8, 50.0), (peers.SPIN, None, 0.0, 8, 60.0),
+                (peers.PLAIN, "none", 0.0, 1, 10.0), (peers.FIXED, "ngram", 1.0, 8, 20.0))]
+    (tmp_path / "data" / "box" / "any.json").write_text(json.dumps(
+        {"name": "peers", "rows": [*rows, {"contender": "a ceiling", "temperature": 0.0, "batch": 8}]}))
+    assert lesson.live(directory=tmp_path) == {"fixed:ngram": 1.25, "spin": 1.5}
+
+
+def test_the_late_share_looks_at_the_second_half_of_every_request():
+    run = SimpleNamespace(request=np.array([0, 1, 0, 1, 0, 0]), arm=np.array([2, 1, 2, 0, 1, 2]))
+    assert lesson.late_share(run, np.array([1, 0])) == pytest.approx((1 / 2 + 1) / 2)
+
+
 def test_a_shift_changes_who_is_best():
     first, second = (lesson.shifting(24, shift=True).take(rows) for rows in (range(12), range(12, 24)))
     assert np.mean(lesson.ceiling(first, GAMMAS)[0] == 0) > .7 and np.mean(lesson.ceiling(second, GAMMAS)[0] == 1) > .7
@@ -77,6 +104,12 @@ def test_all_pictures_render_without_a_warning(recording, oracle):
         warnings.simplefilter("error")
         for picture in pictures:
             assert len(base.png(picture(), dpi=50)) > 1000
+
+
+def test_no_marker_of_the_places_is_cut_off():
+    axes, = plots.capacity([0, 8], {"spin": [290, 294], "greedy": [248, 236]}).axes
+    low, high = axes.get_ylim()
+    assert low == 0 and high > 1.05 * 294
 
 
 def test_the_widget_follows_its_controls():

@@ -62,7 +62,8 @@ def test_pictures_of_tests_show_what_is_needed():
     trials = next(w for w in map(lambda s: tree_steps.walk(seed=s), range(99)) if len(w) == 2)
     four, two = words(plots.trials(trials, 4)), words(plots.trials(trials))
     assert sum("not needed" in w for w in four) == 2 and not any("not needed" in w for w in two)
-    assert f"child 2: token {trials[1].token}" in four
+    assert f"child 2: token {trials[1].token}" in four and {"probability", "token"} <= set(two)
+    assert len(plots.trials(trials).axes) == 2, "no panel stays empty"
 
 
 def test_exercise_checks():
