@@ -20,7 +20,7 @@ import torch
 from spin_core.bench import Bar, Report
 from spin_core.bench.products import interleaved
 from spin_core.distill.corpus import Shard
-from spin_core.distill.evaluate import MAX_GAMMA, score
+from spin_core.distill.evaluate import MAX_GAMMA, Scores, score
 from spin_core.distill.states import States, compute
 from spin_core.draft import Drafter, DraftTable, FedLlama, NgramDrafter
 from spin_core.draft.pool import COMPOSED_NGRAM, build
@@ -107,9 +107,10 @@ def is_lookup(family, name: str) -> bool:
     return all(part == "ngram" or isinstance(family.drafters.get(part), DraftTable) for part in name.split("+"))
 
 
-def judge(family, name: str, answers: Answers) -> Judged:
-    """Alpha, agreement and chains of one drafter on the answers. A composed name is judged too."""
-    views = views_of(family, name, answers)
+def judge(family, name: str, answers: Answers, scores: list[Scores] | None = None) -> Judged:
+    """Alpha, agreement and chains of one drafter on the answers. A composed name is judged too. ``scores``: of a
+    model, if they are known already."""
+    views = views_of(family, name, answers) if scores is None else model_views(scores)
     steps = {g: [_steps(view, g) for view in views] for g in range(1, MAX_GAMMA + 1)}
     return Judged([_mean(v.overlap) for v in views], [_mean(v.hits) for v in views],
                   {g: [[(d, a) for d, a, _ in s] for s in chains] for g, chains in steps.items()},
@@ -139,8 +140,13 @@ def views_of(family, name: str, answers: Answers) -> list[View]:
     if is_lookup(family, name):
         return lookup_views(family, build(name, family, 1, 1, None), answers)
     source = family.drafters[name]
+    return model_views(score(source.model, source.ids, family.target, answers.shard, answers.states))
+
+
+def model_views(scores: list[Scores]) -> list[View]:
+    """:func:`views_of` for a model with these scores."""
     out = []
-    for s in score(source.model, source.ids, family.target, answers.shard, answers.states):
+    for s in scores:
         count, accepted = len(s.overlap), chains(s.hits).tolist()
         out.append(View([0 if s.waits and t == 0 else MAX_GAMMA for t in range(count)], accepted, [False] * count,
                          s.overlap, s.hits[0]))
