@@ -122,6 +122,7 @@ class Selector(ABC):
         self.index = {a: i for i, a in enumerate(self.arms)}
         self.gamma = np.array([0 if a == NONE else lengths[a] for a in self.arms])
         self.alive = np.ones(len(self.arms), dtype=bool)
+        self.open = self.alive.copy()       # who has room for anybody at this step
         self.rng = np.random.default_rng(seed)
 
     def assign(self, seats: Sequence[Seat], capacities: Mapping[str, int] | None = None) -> dict[int, Choice]:
@@ -141,6 +142,7 @@ class Selector(ABC):
             if name in self.index and name != NONE:
                 room[self.index[name]] = min(capacity, len(seats))
         room[~self.alive] = 0
+        self.open = room > 0
         arms = match(self.only_found(self.weights(seats), seats), room, free=self.index[NONE])
         gammas = np.minimum(self.lengths(seats, arms), [s.max_gamma for s in seats])
         none = Choice(NONE, 0)

@@ -63,7 +63,7 @@ class SpinFull(Selector):
 
     def weights(self, seats: Sequence[Seat]) -> ndarray:
         self._look(seats)
-        sets = self.sets[(self.alive | ~self.sets).all(1)]
+        sets = self.sets[(self.open | ~self.sets).all(1)]
         for _ in range(3):              # goodput is the price of a second and what comes out: weigh until it settles
             before = self.goodput
             gain, chosen = self._weigh(sets, len(seats))
@@ -169,7 +169,7 @@ class SpinFull(Selector):
         steps = np.array([s.max_gamma for s in due]) / tokens[seat, best]
         unread = np.array([s.context if s.emitted < 2 * LISTEN else s.emitted / 2 for s in due])
         price = self.goodput * (self.per_pass + self.per_row * unread[:, None])
-        could = (better * steps[:, None] * CHANCE > price) & (better > 0) & self.alive
+        could = (better * steps[:, None] * CHANCE > price) & (better > 0) & self.open
         could[:, self.none] = False
         self.due |= {s.request: 2 * s.emitted for s in due}
         return {s.request: [self.arms[a] for a in np.flatnonzero(others)] for s, others in zip(due, could)}

@@ -120,6 +120,14 @@ def test_full_information_keeps_to_a_shifting_workload():
     assert (run.arm[late] == 1).mean() > .8
 
 
+def test_full_information_asks_nobody_who_has_no_room():
+    """With no place for a drafter it plans, and listens, as if that drafter were not there."""
+    recording = with_lookup(record(tokens=80))
+    closed = replay(recording.only(["a", "b"]), make("spin-full", ["a", "b"]), capacities={"a": 0})
+    without = replay(recording.only(["b"]), make("spin-full", ["b"]))
+    assert closed.seconds.sum() == pytest.approx(without.seconds.sum(), rel=.01)
+
+
 def test_recordings_survive_the_disk_and_refuse_nonsense(tmp_path):
     recording = with_lookup(record())
     recording.save(tmp_path / "r.npz")
