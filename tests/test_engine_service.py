@@ -199,7 +199,7 @@ def test_a_step_that_fails_behind_the_targets_pass_is_taken_anew(drafter, pipeli
                            for how in ("off", pipeline))
     expected = submit(undisturbed)
     drain(undisturbed)
-    forward, calls, raised = engine.target.forward, [], 0
+    forward, calls = engine.target.forward, []
 
     def failing(*args):
         out = forward(*args)
@@ -210,11 +210,7 @@ def test_a_step_that_fails_behind_the_targets_pass_is_taken_anew(drafter, pipeli
 
     monkeypatch.setattr(engine.target, "forward", failing)
     requests = submit(engine)
-    while engine.queue or engine.running:
-        try:
-            engine.step()
-        except MemoryError:
-            raised += 1
+    raised = sum(tiny.steps(engine, MemoryError))
     assert raised == sum(n <= len(calls) for n in (1, 3, 4, 6, 9)) > 2
     assert [r.output_ids for r in requests] == [r.output_ids for r in expected]
     tiny.assert_idle(engine)
@@ -238,11 +234,8 @@ def test_where_warnings_are_errors_a_drafter_that_raises_costs_no_token(pipeline
     requests = [engine.submit([i, 4, i, 4], GREEDY.with_(max_new_tokens=4 * i + 1), drafter=("near", "subset")[i % 2])
                 for i in range(6)]
     raised = 0
-    while engine.queue or engine.running:
-        try:
-            engine.step()
-        except RuntimeWarning:
-            raised += 1
+    for failed in tiny.steps(engine, RuntimeWarning):
+        raised += failed
         assert not any(r.finished and r in engine.running for r in requests)
     assert raised == 2 and set(engine.retired) == {"near", "subset"}
     assert all(r.output_ids == plain(r.prompt_ids, r.params.max_new_tokens) for r in requests)

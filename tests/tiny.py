@@ -6,6 +6,7 @@ Everything is float64 unless said otherwise: there an equality of texts or logit
 from __future__ import annotations
 
 import string
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import SimpleNamespace
@@ -189,6 +190,18 @@ def assert_idle(engine: Engine) -> None:
     assert not any(engine.target.cache.lengths)
     for drafter in engine.drafters.values():
         assert not any(held(drafter)), f"{drafter.name} still holds something"
+
+
+def steps(engine: Engine, error: type[BaseException]) -> Iterator[bool]:
+    """Serve everybody; after every step, whether it raised ``error``."""
+    while engine.queue or engine.running:
+        try:
+            engine.step()
+        except error:
+            failed = True
+        else:
+            failed = False
+        yield failed
 
 
 def held(drafter: Drafter) -> list[int]:

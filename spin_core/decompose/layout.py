@@ -3,8 +3,8 @@
 Query rows are gathered into blocks, one per request that stays alone and one per piece of a pool. A block is
 ``[kv_heads, queries * group]`` rows: the heads that share keys are folded into the rows (GQA), so that keys are read
 once for all of them. Whoever is alone has them head by head, as they come from the model: nothing has to be gathered
-for a request that is the only one. Padding rows repeat the request's first query and padding keys its first key, both of which are
-always there: memory that nobody wrote is not read at all, so it does not matter what it holds.
+for a request that is the only one. Padding rows repeat the request's first query and padding keys its first key, both
+of which are always there: memory that nobody wrote is not read at all, so it does not matter what it holds.
 """
 
 from __future__ import annotations

@@ -78,16 +78,16 @@ def endless(policies: Sequence[str], steps: int, seeds: int) -> tuple[dict[str, 
     return {p: (x, np.mean([c[:len(x)] for c in many], 0)) for p, many in curves.items()}, float(slope)
 
 
-def live(batch: int = 8, directory: str | Path | None = None) -> dict[str, float]:
-    """What ``bench peers`` measured where requests were really served: times our plain decoding on the mix, greedily,
-    by the names of the replay. Empty if no machine has stored it."""
-    out: dict[str, float] = {}
-    for found in stored("peers", lambda row: row["temperature"] == 0 and row["batch"] == batch, directory)[:1]:
+def live(batch: int = 8, directory: str | Path | None = None) -> dict[str, dict[str, float]]:
+    """What ``bench peers`` measured where requests were really served, by machine: times our plain decoding on the mix,
+    greedily, by the names of the replay."""
+    out: dict[str, dict[str, float]] = {}
+    for found in stored("peers", lambda row: row["temperature"] == 0 and row["batch"] == batch, directory):
         rows = [row for row in found.rows if "mix" in row]
         rates = {row["contender"]: row["mix"] for row in rows if row["contender"] != peers.FIXED}
         if plain := rates.get(peers.PLAIN):
-            out = {f"fixed:{row['drafter']}": row["mix"] / plain for row in rows if row["contender"] == peers.FIXED}
-            out |= {name: rates[theirs] / plain for name, theirs in LIVE.items() if theirs in rates}
+            fixed = {f"fixed:{row['drafter']}": row["mix"] / plain for row in rows if row["contender"] == peers.FIXED}
+            out[found.machine] = fixed | {name: rates[one] / plain for name, one in LIVE.items() if one in rates}
     return out
 
 

@@ -194,7 +194,7 @@ class Selector(ABC):
         if drafter == NONE:
             raise ValueError("retire: 'none' cannot be retired")
         if drafter in self.index:
-            self.alive[self.index[drafter]] = False
+            self.alive[self.index[drafter]] = self.open[self.index[drafter]] = False
 
     def describe(self) -> str:
         """One line: the policy and its settings."""

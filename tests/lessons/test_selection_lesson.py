@@ -77,7 +77,7 @@ def test_what_was_really_served_goes_by_the_names_of_the_replay(tmp_path):
                 (peers.PLAIN, "none", 0.0, 1, 10.0), (peers.FIXED, "ngram", 1.0, 8, 20.0))]
     (tmp_path / "data" / "box" / "any.json").write_text(json.dumps(
         {"name": "peers", "rows": [*rows, {"contender": "a ceiling", "temperature": 0.0, "batch": 8}]}))
-    assert lesson.live(directory=tmp_path) == {"fixed:ngram": 1.25, "spin": 1.5}
+    assert lesson.live(directory=tmp_path) == {"box": {"fixed:ngram": 1.25, "spin": 1.5}}
 
 
 def test_the_late_share_looks_at_the_second_half_of_every_request():

@@ -185,13 +185,9 @@ def test_a_target_that_raises_fails_the_step_and_nothing_else(bad, where, monkey
 
         monkeypatch.setattr(resident, "verify_chain", fail)
     jobs = [([i, 4, i], BOTH[i % 2].with_(seed=i), None) for i in range(3)]
-    requests, raised = [other.submit(p, q) for p, q, _ in jobs], 0
-    while other.running or other.queue:
-        try:
-            other.step()
-        except MemoryError:
-            raised += 1
-    assert raised == 1 and [r.output_ids for r in requests] == [r.output_ids for r in serve(waiting, jobs)]
+    requests = [other.submit(p, q) for p, q, _ in jobs]
+    assert sum(tiny.steps(other, MemoryError)) == 1
+    assert [r.output_ids for r in requests] == [r.output_ids for r in serve(waiting, jobs)]
     tiny.assert_sound(other, requests)
 
 
@@ -211,12 +207,9 @@ def test_an_interrupt_under_way_loses_no_token(where, bad, drafter, monkeypatch)
     monkeypatch.setattr(owner, name, interrupted)
     jobs = [([i, 4, i], BOTH[i % 2].with_(seed=i), None) for i in range(5)]
     requests, raised = [other.submit(p, q) for p, q, _ in jobs], 0
-    while other.running or other.queue:
-        try:
-            other.step()
-        except KeyboardInterrupt:
-            raised += 1
-            assert where == "sent" or not other.pipeline.aloft
+    for failed in tiny.steps(other, KeyboardInterrupt):
+        raised += failed
+        assert not failed or where == "sent" or not other.pipeline.aloft
     assert raised == 1 and [r.output_ids for r in requests] == [r.output_ids for r in serve(waiting, jobs)]
     tiny.assert_sound(other, requests)
 

@@ -60,6 +60,23 @@ def test_a_retired_drafter_is_never_chosen_again(policy):
         selector.retire(NONE)
 
 
+@pytest.mark.parametrize("policy", ["spin-full", "hedge"])
+def test_who_is_retired_in_mid_step_is_not_listened_to(policy):
+    """A drafter may raise between the choice of a step and the reading along behind it."""
+    asked = []
+    for retiring in (False, True):
+        selector, wishes = build(policy), set()
+        for request in range(60):
+            seats = [Seat(request, 16, 20, 80)]
+            selector.observe([outcome(request, selector.assign(seats)[request])])
+            if retiring and request == 20:
+                wishes.clear()
+                selector.retire("a")
+            wishes.update(*selector.probe(seats).values())
+        asked.append(wishes)
+    assert "a" in asked[0] and "a" not in asked[1]
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_order_of_the_seats_does_not_matter(policy):
     one, other = build(policy, seed=3), build(policy, seed=3)
