@@ -126,7 +126,7 @@ def heuristic(decisions: Sequence[Decision], fixed: Mapping[int, float], auto: f
     left.set_xticks(counts)
     left.set_title(f"The climb ({last.why}): {last.count} chosen" if rates else "The climb")
     if not rates:
-        left.text(0.5, 0.5, "the runs were too short to measure anything", transform=left.transAxes, ha="center",
+        left.text(0.5, 0.5, "the runs were too short for a trial to end", transform=left.transAxes, ha="center",
                   color=GREY)
     names = [*map(str, fixed), "heuristic"]
     values = [*fixed.values(), auto]
