@@ -33,6 +33,15 @@ class Ragged:
     step: TorchStep
     layers: set[int] = field(default_factory=set)
 
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Store a layer's new ``key`` and ``value [N, kv_heads, head_dim]``; attend to them and what came before.
+
+        ``query [heads, N, head_dim]`` -> ``[N, heads, head_dim]``.
+        """
+        self.layers.add(layer)
+        self.cache.write(layer, self.batch.slot_of, self.batch.entry_of, key, value)
+        return self.step.attend(layer, query, scale)
+
 
 def ragged_attention(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask=None, *,
                      scaling: float | None = None, ragged: Ragged | None = None, **options) -> tuple[Tensor, None]:
@@ -47,10 +56,8 @@ def ragged_attention(module: torch.nn.Module, query: Tensor, key: Tensor, value:
         if options.get(name) is not None:
             raise NotImplementedError(f"{type(module).__name__} asks for {name}={options[name]!r}, "
                                       "which the ragged attention does not implement")
-    batch, cache, layer = ragged.batch, ragged.cache, module.layer_idx
-    ragged.layers.add(layer)
-    cache.write(layer, batch.slot_of, batch.entry_of, key[0].transpose(0, 1), value[0].transpose(0, 1))
-    out = ragged.step.attend(layer, query[0], query.shape[3] ** -0.5 if scaling is None else scaling)
+    out = ragged.attend(module.layer_idx, query[0], key[0].transpose(0, 1), value[0].transpose(0, 1),
+                        query.shape[3] ** -0.5 if scaling is None else scaling)
     return out.unsqueeze(0), None
 
 

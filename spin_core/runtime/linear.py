@@ -12,56 +12,38 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-JOINED = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
-"""Layers that read the same input, by the names and in the order of the models we know."""
+class Product:
+    """``x @ weight.T + bias`` in fp32, with weights packed by oneDNN. Same products, another order of summation.
+
+    Several layers that read the same input are multiplied at once, their outputs side by side: every product has costs
+    beside its bytes, which small ones do not repay.
+    """
+
+    def __init__(self, *linears: nn.Linear) -> None:
+        self.weights = [linear.weight for linear in linears]
+        biases = [linear.bias for linear in linears]
+        if len({bias is None for bias in biases}) > 1:
+            raise ValueError("of layers that are multiplied at once either all have a bias or none")
+        self.biases = None if biases[0] is None else biases
+
+    def __call__(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        """``[..., out]`` for ``x [..., in]``, plus ``add`` of the result's shape."""
+        bias = None if self.biases is None else self.biases[0] if len(self.biases) == 1 else torch.cat(self.biases)
+        if add is None:
+            return torch.ops.mkldnn._linear_pointwise.default(x, _pack(*self.weights), bias, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise.binary(x, add, _pack(*self.weights), bias, "add")
 
 
 class PackedLinear(nn.Module):
-    """``x @ weight.T + bias`` in fp32 with a weight packed by oneDNN. Same products, another order of summation."""
+    """An ``nn.Linear`` whose product is packed."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.weight, self.bias = linear.weight, linear.bias
+        self.product = Product(linear)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, _pack(self.weight), self.bias, "none", [], "")
-
-
-class Joint:
-    """Layers that read the same input, multiplied at once: every product has costs beside its bytes, which small ones
-    do not repay.
-
-    The first layer that is called with an input multiplies for all of them; the others find their shares there.
-    """
-
-    def __init__(self, linears: list[nn.Linear]) -> None:
-        self.weights = [linear.weight for linear in linears]
-        biases = [linear.bias for linear in linears]
-        self.biases = None if biases[0] is None else biases
-        self.last: tuple[Tensor, tuple[Tensor, ...]] | None = None
-
-    def product(self, part: int, x: Tensor) -> Tensor:
-        """Layer ``part``'s ``[..., out]`` for ``x [..., in]``."""
-        last = self.last                        # read once: another thread may change it
-        if last is None or last[0] is not x:
-            bias = None if self.biases is None else torch.cat(self.biases)
-            both = torch.ops.mkldnn._linear_pointwise(x, _pack(*self.weights), bias, "none", [], "")
-            last = self.last = x, both.split([w.shape[0] for w in self.weights], -1)
-        if part == len(self.weights) - 1:       # models call them in order: nobody will ask again
-            self.last = None
-        return last[1][part]
-
-
-class JointLinear(nn.Module):
-    """One of the layers of a :class:`Joint`."""
-
-    def __init__(self, linear: nn.Linear, joint: Joint, part: int) -> None:
-        super().__init__()
-        self.weight, self.bias = linear.weight, linear.bias
-        self.joint, self.part = joint, part
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.joint.product(self.part, x)
+        return self.product(x)
 
 
 def _pack(*weights: Tensor) -> Tensor:
@@ -86,18 +68,15 @@ def can_pack(weight: Tensor) -> bool:
             and not weight.is_inference())                      # such tensors do not count their changes
 
 
+def packable(module: nn.Module) -> bool:
+    """Whether this is a plain linear layer that can be packed. One that is sharded has a forward of its own."""
+    return type(module) is nn.Linear and can_pack(module.weight) and "forward" not in vars(module)
+
+
 def pack_linears(model: nn.Module) -> int:
     """Replace every packable ``nn.Linear`` of ``model`` by its packed form; return how many were replaced."""
-    found = [(parent, {name: child for name, child in parent.named_children()
-                       if type(child) is nn.Linear and can_pack(child.weight)
-                       and "forward" not in vars(child)}) for parent in model.modules()]      # not sharded
-    for parent, layers in found:
-        for name, layer in layers.items():
-            setattr(parent, name, PackedLinear(layer))
-        for names in JOINED:
-            together = [layers[name] for name in names if name in layers]
-            if len(together) == len(names) and len({layer.bias is None for layer in together}) == 1:
-                joint = Joint(together)
-                for part, name in enumerate(names):
-                    setattr(parent, name, JointLinear(layers[name], joint, part))
-    return sum(len(layers) for _, layers in found)
+    found = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()
+             if packable(child)]
+    for parent, name, child in found:
+        setattr(parent, name, PackedLinear(child))
+    return len(found)

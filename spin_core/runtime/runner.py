@@ -11,10 +11,10 @@ from transformers import PreTrainedModel
 from spin_core.decompose.strategies import Attention
 from spin_core.runtime.attention import Ragged, attach
 from spin_core.runtime.batch import RaggedBatch
+from spin_core.runtime.block import fuse_layers
 from spin_core.runtime.cache import SlotCache
 from spin_core.runtime.compact import compact
 from spin_core.runtime.linear import pack_linears
-from spin_core.runtime.norm import fuse_norms
 from spin_core.runtime.ring import RingAttention, RingCache, Window
 from spin_core.runtime.tensor_parallel import local_heads
 
@@ -39,8 +39,8 @@ class ModelRunner:
                  keep_states: bool = False, verification: str = "auto", window: Window | None = None) -> None:
         self.model = share_weights(model).eval()
         attach(self.model)
+        fuse_layers(self.model)
         pack_linears(self.model)
-        fuse_norms(self.model)
         config = model.config.get_text_config()
         heads = getattr(config, "num_attention_heads", None)
         if not heads:

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
-from spin_core.runtime.linear import JointLinear, PackedLinear, can_pack, pack_linears
-from spin_core.runtime.runner import share_weights
+from spin_core.runtime.linear import PackedLinear, Product, can_pack, pack_linears
 
 pytestmark = pytest.mark.skipif(not can_pack(torch.empty(1)), reason="this torch has no packed products")
 sizes = st.sampled_from([1, 3, 8, 17, 64, 111])
@@ -76,46 +75,31 @@ def test_only_linears_that_can_be_packed_are_replaced():
     assert not can_pack(unversioned.weight)
 
 
-class Attention(nn.Module):
-    """Three layers that read one input, and one that doesn't."""
-
-    def __init__(self, bias: bool = False) -> None:
-        super().__init__()
-        self.q_proj, self.k_proj, self.v_proj = (linear(24, n, bias) for n in (16, 8, 8))
-        self.o_proj = linear(16, 24, False)
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_layers_that_read_one_input_are_multiplied_at_once(bias):
-    plain = Attention(bias)
-    packed = share_weights(plain)
-    assert pack_linears(packed) == 4
-    assert type(packed.q_proj) is type(packed.k_proj) is type(packed.v_proj) is JointLinear
-    assert type(packed.o_proj) is PackedLinear
-    for model in packed, share_weights(packed):         # a copy has a joint of its own
-        x, y = torch.randn(1, 5, 24), torch.randn(1, 3, 24)
-        names = "q_proj", "k_proj", "v_proj"
-        for name in names:
-            assert_same(getattr(model, name), getattr(plain, name), x)
-        assert model.v_proj.joint.last is None          # nothing stays behind
-        for name in ("v_proj", "q_proj", "k_proj"):     # any order, inputs in turns
-            for given in (x, y):
-                assert_same(getattr(model, name), getattr(plain, name), given)
+@settings(max_examples=60, deadline=None)
+@given(rows=st.integers(1, 40), inputs=sizes, outputs=st.lists(sizes, min_size=1, max_size=3), bias=st.booleans(),
+       seed=st.integers(0, 99))
+@torch.no_grad()
+def test_layers_that_read_one_input_are_multiplied_at_once(rows, inputs, outputs, bias, seed):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        plain = [linear(inputs, width, bias) for width in outputs]
+        x, add = torch.randn(1, rows, inputs), torch.randn(1, rows, sum(outputs))
+    product = Product(*plain)
+    for layer, part in zip(plain, product(x).split(outputs, -1)):
+        assert_same(lambda _: part, layer, x)
+    assert torch.allclose(product(x, add=add), product(x) + add, atol=1e-5)
 
 
 def test_a_change_of_any_joined_weight_is_seen():
-    plain = Attention()
-    packed = share_weights(plain)
-    pack_linears(packed)
-    for layer in (plain.q_proj, plain.k_proj, plain.v_proj):
+    plain, x = [linear(24, n, False) for n in (16, 8, 8)], torch.randn(1, 5, 24)
+    product = Product(*plain)
+    for layer in plain:
         with torch.no_grad():
             layer.weight.mul_(3)
-        for name in ("q_proj", "k_proj", "v_proj"):
-            assert_same(getattr(packed, name), getattr(plain, name), torch.randn(1, 5, 24))
+        for joined, part in zip(plain, product(x).split([16, 8, 8], -1)):
+            assert_same(lambda _: part, joined, x)
 
 
 def test_layers_of_which_only_some_have_a_bias_are_not_joined():
-    model = Attention()
-    model.k_proj = linear(24, 8, True)
-    pack_linears(model)
-    assert type(model.q_proj) is PackedLinear
+    with pytest.raises(ValueError, match="a bias or none"):
+        Product(linear(bias=True), linear(bias=False))
