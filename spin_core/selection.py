@@ -47,6 +47,8 @@ class Selection:
         self.moves: dict[int, Choice] = {}          # where a request goes once that drafter has read its text
         self.cost = AffineCost()                    # of the target's pass, to share it out
         self.seconds = 0.0
+        self.reading: Counter[str] = Counter()      # seconds that drafters have spent on texts
+        self.read: Counter[str] = Counter()         # ... and how many tokens these had
 
     # ---- before a step
 
@@ -105,8 +107,16 @@ class Selection:
             seats.append(Seat(request.id, len(request.output_ids), request.length, max(0, last - 1),
                               request.drafter if request.id in self.served else None,
                               {name: self._drafter_says(name, lambda d: d.available(request, most), 0)
-                               for name in lookups}))
+                               for name in lookups}, self._unread(request)))
         return seats
+
+    def _unread(self, request: Request) -> dict[str, float]:
+        """Seconds that drafters would spend on the request's text first, where that is known and more than nothing."""
+        out = {}
+        for name, seconds in self.reading.items():
+            if name in self.engine.drafters and not self._ready(name, request):
+                out[name] = self._drafter_says(name, lambda d: d.missing(request), 0) * seconds / self.read[name]
+        return out
 
     def _lookups(self) -> list[str]:
         """Those drafters of the pool that look up."""
@@ -163,6 +173,9 @@ class Selection:
                 self.engine.retire(job.name, job.error)
                 continue
             total = sum(found.tokens for found in job.found)
+            if total:
+                self.reading[job.name] += job.seconds
+                self.read[job.name] += total
             scores = []
             for request, found in zip(job.requests, job.found):
                 share = found.tokens / total if total else 1 / len(job.requests)
@@ -183,10 +196,11 @@ class Selection:
         events = [event for _, event, _ in steps]
         if events:
             ours = len(events) + sum(len(e.drafted) for e in events)
+            alone = not self.catch_ups.jobs         # no drafter was reading beside the pass
             drafted = Counter(e.drafter for e in events for _ in e.drafted)
             members = Counter(e.drafter for e in events)
             plain, extra = shares([len(e.drafted) for e in events],
-                                  self.cost.decoding(ours, rows, events[0].target_seconds), self.cost)
+                                  self.cost.decoding(ours, rows, events[0].target_seconds, alone), self.cost)
             judging = events[0].verify_seconds / ours       # a row: accepting takes as long for every drafted token
             outcomes = []
             for (request, event, failed), own in zip(steps, extra.tolist()):
@@ -196,7 +210,7 @@ class Selection:
                     outcomes.append(Outcome(request.id, event.drafter, event.reach, event.accepted,
                                             len(event.emitted), share * event.draft_seconds,
                                             plain + own + judging * (1 + len(event.drafted)),
-                                            rows if rows == ours else 0, event.target_seconds, plain + judging, failed))
+                                            rows if rows == ours and alone else 0, event.target_seconds, plain + judging, failed))
             self._ask("observe", lambda: self.selector.observe(outcomes))
         self._probe([request for request, _, _ in steps if not request.pinned and not request.finished])
 

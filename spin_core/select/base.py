@@ -45,7 +45,8 @@ class Seat(NamedTuple):
     ``max_gamma``: how many drafted tokens can still be of use (0 next to its last token). ``current``: the drafter
     of its last step, whose cache is up to date; None before the first. ``found``: how many tokens drafters that
     look up would propose now, which costs nothing to find out; who is missing there would have to be asked, and who
-    would propose nothing is not chosen.
+    would propose nothing is not chosen. ``unread``: seconds that a drafter would spend on the text before it can
+    draft; who is missing there is ready.
     """
 
     request: int
@@ -54,6 +55,7 @@ class Seat(NamedTuple):
     max_gamma: int
     current: str | None = None
     found: Mapping[str, int] = {}
+    unread: Mapping[str, float] = {}
 
 
 class Outcome(NamedTuple):

@@ -34,13 +34,14 @@ class AffineCost:
             self.sums = [self.keep * old + x for old, x in zip(self.sums, new)]
             self.line = self._fit()
 
-    def decoding(self, ours: int, rows: int, seconds: float) -> float:
+    def decoding(self, ours: int, rows: int, seconds: float, alone: bool = True) -> float:
         """Of a pass of ``rows`` that took ``seconds``, what its ``ours`` decoded rows took; the others read prompts.
 
         Learns from passes without prompts only. So many rows at once are cheaper each, and next to them the difference
-        that a few drafted rows make, which is what counts here, would not show.
+        that a few drafted rows make, which is what counts here, would not show. Nor from passes that were not
+        ``alone`` on the device: just those in which nobody drafts yet, because drafters are reading, would look dear.
         """
-        if rows == ours:
+        if rows == ours and alone:
             self.learn(rows, seconds)
             return seconds
         return min(seconds, self(ours) or seconds * ours / rows)

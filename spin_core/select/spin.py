@@ -10,6 +10,8 @@ the drafters' places. Our choices, where we know of nothing said, are justified 
   goes on until there are as many tries as drafters: for one slot, unless requests are few;
 * a rate is that of the present batch: what a step costs beside its draft, drafts or not, is counted as what it is now
   (:class:`spin_core.select.ledger.Ledger`);
+* a drafter that has not read a request's text yet is weighed with what reading costs, spread over the tokens that may
+  still come; where that is more than ``DEAR`` of plain decoding, only one request, the cheapest, explores it in a slot;
 * nothing is known in advance. A new request counts on what all requests before it have had from each drafter, as if it
   had seen ``prior`` steps of it, and leaves that behind as it is served.
 """
@@ -26,6 +28,8 @@ from spin_core.select.base import Outcome, Seat
 from spin_core.select.greedy import Greedy, drawn_first, untried_first
 from spin_core.select.schedule import Epochs
 from spin_core.theory import speed_up
+
+DEAR = 0.05     # of the time that plain decoding would take
 
 
 class Spin(Greedy):
@@ -51,11 +55,24 @@ class Spin(Greedy):
         return self.totals * (self.prior / np.maximum(self.totals[0], 1))
 
     def weights(self, seats: Sequence[Seat]) -> ndarray:
-        weights = untried_first(self.rates(seats), self.rng)
+        rates, price = self.rates(seats), self._price(seats)
+        known = np.where(np.isinf(rates), 0, rates)
+        weights = untried_first(np.where(np.isinf(rates), rates, known / (1 + known * price)), self.rng)
         if self.epochs.tick(math.ceil(self.drafters / len(seats))):
             steps = self.ledger.steps[self.ledger.rows(s.request for s in seats)]
-            return drawn_first(weights, steps, self.none, self.rng)
+            drawn = drawn_first(weights, steps, self.none, self.rng)
+            dear = price > DEAR / self.ledger.common_rate(len(seats))
+            return np.where(dear & (price > price.min(0)), weights, drawn)
         return weights
+
+    def _price(self, seats: Sequence[Seat]) -> ndarray:
+        """Seconds that reading the text adds to each token which may still come, ``[B, arms]``."""
+        price = np.zeros((len(seats), len(self.arms)))
+        for row, seat in zip(price, seats):
+            for name, seconds in seat.unread.items():
+                if name in self.index:
+                    row[self.index[name]] = seconds / (seat.max_gamma + 1)
+        return price
 
     def lengths(self, seats: Sequence[Seat], arms: ndarray) -> ndarray:
         """The length that speculation's theory finds best for what this drafter's tokens cost and how often they hold
