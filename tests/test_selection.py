@@ -158,7 +158,7 @@ def test_requests_with_a_drafter_of_their_own_keep_it_and_take_their_place_first
 
 def test_seconds_are_shared_out_completely():
     selector = Restless(POOL, probes=0)
-    engine = Engine(tiny.family(), max_batch=6, selector=selector)
+    engine = Engine(tiny.family(), max_batch=6, selector=selector, fast_switching=False)
     requests = engine.generate([[i, 4, i] for i in range(9)], GREEDY)
     told = iter(selector.outcomes)
     for step in range(engine.steps):
@@ -339,6 +339,20 @@ def test_a_seat_says_what_lookup_has_found_and_where_its_request_is():
     assert min(found.values()) > 5
 
 
+def test_a_seat_says_how_long_a_drafter_would_read_first():
+    selector = Curious(["near", "ngram"], probes=0)
+    engine = Engine(tiny.family(), max_batch=1, selector=selector, fast_switching=False)
+    engine.generate([[1, 2, 3, 4] * 8], GREEDY)
+    assert not selector.seats[0].unread                     # nobody knows yet how fast it reads
+    pace, known = engine.selection.reading["near"] / engine.selection.read["near"], len(selector.seats)
+    request, = engine.generate([[4, 3, 2, 1] * 8], GREEDY)
+    first, *seats = selector.seats[known:]
+    assert first.unread == {"near": pytest.approx(31 * pace)} and first.request == request.id
+    ready = {e.context + len(e.emitted) for e in steps(engine) if e.drafter == "near" and e.drafted}
+    assert any(seat.context in ready for seat in seats)
+    assert not any(seat.unread for seat in seats if seat.context in ready)
+
+
 def brute_force(ids: list[int], count: int) -> list[int]:
     """What prompt lookup proposes."""
     for n in (3, 2):
@@ -461,6 +475,26 @@ def test_a_request_drafts_with_its_old_drafter_while_the_new_one_reads(monkeypat
     moved = [e for e in steps(engine) if e.drafter == "same"]
     assert all(e.accepted == len(e.drafted) for e in moved)                 # what it has read is right
     tiny.assert_greedy(engine.family.target, request, stop_ids=())
+
+
+def test_nothing_is_learned_of_costs_from_passes_beside_a_reader(monkeypatch):
+    go, told = threading.Event(), []
+    selector = Mover(["ngram", "same"])
+    selector.observe = told.extend
+    engine = Engine(tiny.family(), max_batch=2, selector=selector)
+    breaks(engine.drafters["same"], monkeypatch, lambda stopped: go.wait(20))
+    engine.submit([5, 6, 7] * 8, SamplingParams(max_new_tokens=40, stop_ids=()))
+    while not engine.selection.catch_ups.jobs:
+        engine.step()
+    assert any(o.rows for o in told[:-1]) and told[-1].rows == 0 and told[-1].valid
+    line = engine.selection.cost.line
+    engine.step()
+    assert told[-1].rows == 0 and engine.selection.cost.line == line
+    go.set()
+    while not engine.selection.catch_ups.jobs[0].done:
+        time.sleep(0.001)
+    drain(engine)
+    assert told[-1].rows > 0 and engine.selection.cost.line != line
 
 
 def test_without_fast_switching_everybody_waits_and_the_move_is_at_once():

@@ -33,9 +33,13 @@ class Product:
             return torch.ops.mkldnn._linear_pointwise.default(x, _pack(*self.weights), bias, "none", [], "")
         return torch.ops.mkldnn._linear_pointwise.binary(x, add, _pack(*self.weights), bias, "add")
 
+    def unpack(self) -> None:
+        """Let go of the packed weights. Who needs them packs them anew."""
+        vars(self.weights[0]).pop("_spin_packed", None)
+
 
 class PackedLinear(nn.Module):
-    """An ``nn.Linear`` whose product is packed."""
+    """An ``nn.Linear`` whose product is packed. Its weight may change, but not be replaced by another parameter."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()

@@ -10,10 +10,12 @@ the drafters' places. Our choices, where we know of nothing said, are justified 
   goes on until there are as many tries as drafters: for one slot, unless requests are few;
 * a rate is that of the present batch: what a step costs beside its draft, drafts or not, is counted as what it is now
   (:class:`spin_core.select.ledger.Ledger`);
-* a drafter that has not read a request's text yet is weighed with what reading costs, spread over the tokens that may
-  still come; where that is more than ``DEAR`` of plain decoding, only one request, the cheapest, explores it in a slot;
 * nothing is known in advance. A new request counts on what all requests before it have had from each drafter, as if it
   had seen ``prior`` steps of it, and leaves that behind as it is served.
+
+In the engine there is one thing more, which no replay knows: a drafter that has not read a request's text yet is weighed
+with what reading costs, spread over the tokens that may still come. Where that is more than ``DEAR`` of plain decoding,
+as it is in a large batch on a CPU, only one request explores the drafter in a slot, the one with the least to read.
 """
 
 from __future__ import annotations
@@ -61,9 +63,19 @@ class Spin(Greedy):
         if self.epochs.tick(math.ceil(self.drafters / len(seats))):
             steps = self.ledger.steps[self.ledger.rows(s.request for s in seats)]
             drawn = drawn_first(weights, steps, self.none, self.rng)
-            dear = price > DEAR / self.ledger.common_rate(len(seats))
-            return np.where(dear & (price > price.min(0)), weights, drawn)
+            return np.where(self._affordable(price, self.ledger.common_rate(len(seats))), drawn, weights)
         return weights
+
+    def _affordable(self, price: ndarray, plain: float) -> ndarray:
+        """Who may explore whom at a ``price [B, arms]``, where plain decoding brings ``plain`` tokens per second: dear
+        drafters get a request each, one for which they read least."""
+        may = price <= DEAR / plain
+        dear, price = np.flatnonzero(~may.all(0)), price.copy()
+        for arm in self.rng.permutation(dear) if len(dear) else ():
+            row = price[:, arm].argmin()
+            may[row, arm] = True
+            price[row] = np.inf             # a request explores one drafter
+        return may
 
     def _price(self, seats: Sequence[Seat]) -> ndarray:
         """Seconds that reading the text adds to each token which may still come, ``[B, arms]``."""

@@ -34,7 +34,7 @@ from spin_core.select.recording import Recording
 from spin_core.simulate.costs import PassCosts
 from spin_core.simulate.outcome import STEP_FIELDS, Run
 
-RENEW = 8               # steps after which the pieces' width is searched anew, as when a request comes or goes
+RENEW = 4               # steps after which the pieces' width is searched anew
 
 
 def simulate(recording: Recording, costs: PassCosts, policy: Selector | str, *, batch: int = 8,
@@ -61,12 +61,12 @@ class _Group:
     def __init__(self, number: int) -> None:
         self.number, self.ready = number, 0.0       # when its last step was committed
         self.unread = 0                             # rows of prompts that are read in its next step
+        self.width, self.age = 0, 0                 # of the pieces, and for how many steps
         self._hold(np.zeros((5, 0), int))
 
     def _hold(self, columns: ndarray) -> None:
         self.columns = columns
         self.requests, self.drafter, self.at, self.end, self.shift = columns
-        self.width, self.age = 0, 0                 # of the pieces, and for how many steps: searched anew
 
     def add(self, columns: ndarray) -> None:
         self._hold(np.hstack([self.columns, columns]))

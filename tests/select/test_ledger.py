@@ -89,3 +89,43 @@ def test_a_request_alone_tries_every_drafter_when_it_explores():
         tried.append(chosen.drafter)
         selector.observe([Outcome(0, chosen.drafter, chosen.gamma, 1, 2, .01, .05, 3, .05, .05)])
     assert sorted(tried) == ["a", "b", "c", "d", "e"]
+
+
+def served(selector, seats: list[Seat], tokens: dict[str, int], steps: int) -> list[dict]:
+    """Steps in which a drafter always brings as many tokens; the choices."""
+    log = []
+    for _ in range(steps):
+        log.append(selector.assign(seats))
+        selector.observe([Outcome(r, c.drafter, c.gamma, tokens[c.drafter] - 1, tokens[c.drafter], .001, .05, 3, .05,
+                                  .05) for r, c in log[-1].items()])
+    return log
+
+
+@pytest.mark.parametrize("left, chosen", [(200, "a"), (20, "none")])
+def test_a_drafter_whose_reading_would_not_be_repaid_is_not_chosen(left, chosen):
+    """It is twice as fast as plain decoding, and reading takes as long as 20 tokens do."""
+    selector, price = make("spin", ["a"], first=1000, gamma=1), {"a": 1.0}
+    served(selector, [Seat(0, 9, 20, 8)], {"a": 2, "none": 1}, 8)
+    log = served(selector, [Seat(1, 0, 20, left - 1, unread=price)], {"a": 2, "none": 1}, 8)
+    assert [choices[1].drafter for choices in log] == [chosen] * 8
+
+
+@pytest.mark.parametrize("lengths", [range(6), [3] * 6], ids=["texts of all lengths", "texts of one length"])
+def test_a_drafter_that_would_read_for_long_is_explored_by_one_request_only(lengths):
+    selector = make("spin", ["a", "b"], first=1, growth=1.0, gamma=1, prior=1000.0)
+    seats = [Seat(r, 9, 20, 99) for r in range(6)]
+    before = served(selector, seats, {"a": 1, "b": 1, "none": 1}, 9)                # nobody is worth it
+    explored = any(c.drafter != "none" for c in before[-1].values())
+    unread = [Seat(r, 9, 20, 99, unread={"a": 1.0 + n, "b": 2.0 + n}) for r, n in enumerate(lengths)]
+    for step, choices in enumerate(served(selector, unread, {"a": 1, "b": 1, "none": 1}, 12)):
+        tried = {c.drafter: r for r, c in choices.items() if c.drafter != "none"}
+        assert len(tried) == sum(c.drafter != "none" for c in choices.values())
+        assert set(tried) == (set() if (step + explored) % 2 else {"a", "b"})       # an epoch: one slot each
+        assert sorted(lengths[r] for r in tried.values()) in ([], sorted(lengths)[:2])
+
+
+def test_passes_that_others_slowed_down_are_not_learned():
+    cost = taught()
+    line = cost.line
+    assert cost.decoding(4, 4, 99.0, alone=False) == pytest.approx(cost(4)) and cost.line == line
+    assert cost.decoding(4, 4, 99.0) == 99.0 and cost.line != line
