@@ -200,6 +200,7 @@ class Heuristic:
         A round lasts as long as its busier stage, which passes over ``count`` parts of the batch. All of these take no
         less than what the stage takes now, and each what a pass took when so few requests ran, alone and with the
         whole device; in between, and down to nothing for no requests, a straight line. Infinite while nothing is known.
+        What a stage takes now is a median, as the round is: the quickest of many would promise what only noise saves.
         """
         if not self._stages:
             return math.inf
@@ -207,7 +208,7 @@ class Heuristic:
         busier = 0.0
         for stage in (0, 1):
             part = _line([(size, min(p[stage] for p in passes)) for size, passes in seen.items()], batch / count)
-            busier = max(busier, count * part, min(now[stage] for now in self._stages))
+            busier = max(busier, count * part, statistics.median(now[stage] for now in self._stages))
         return self._usual(requests) / busier if busier else math.inf
 
     def _usual(self, requests: int) -> float:

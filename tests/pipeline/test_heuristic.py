@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -262,3 +263,13 @@ def test_impossible_settings_are_refused():
     for wrong in (dict(most=0), dict(most=4, least=1), dict(most=4, least=9, enough=3)):
         with pytest.raises(ValueError):
             Heuristic(**wrong)
+
+
+def test_where_nobody_drafts_noise_promises_nothing():
+    """Rounds that are all verification, on a machine whose speed comes and goes by a tenth and more."""
+    rng = np.random.default_rng(0)
+    heuristic = Heuristic(8)
+    for _ in range(600):
+        seconds = 0.1 * rng.normal(1, 0.12)
+        heuristic.observe(Load(8, 100.0, {"none": 8}), 8, seconds, stages=(0.0, 0.99 * seconds))
+        assert heuristic.count == 1
