@@ -47,8 +47,8 @@ class Selection:
         self.moves: dict[int, Choice] = {}          # where a request goes once that drafter has read its text
         self.cost = AffineCost()                    # of the target's pass, to share it out
         self.seconds = 0.0
-        self.reading: Counter[str] = Counter()      # seconds that drafters have spent on texts
-        self.read: Counter[str] = Counter()         # ... and how many tokens these had
+        self.read_seconds: Counter[str] = Counter()     # what drafters have spent on texts
+        self.read_tokens: Counter[str] = Counter()      # ... and how long these were
 
     # ---- before a step
 
@@ -112,11 +112,9 @@ class Selection:
 
     def _unread(self, request: Request) -> dict[str, float]:
         """Seconds that drafters would spend on the request's text first, where that is known and more than nothing."""
-        out = {}
-        for name, seconds in self.reading.items():
-            if name in self.engine.drafters and not self._ready(name, request):
-                out[name] = self._drafter_says(name, lambda d: d.missing(request), 0) * seconds / self.read[name]
-        return out
+        return {name: self._drafter_says(name, lambda d: d.missing(request), 0) * seconds / self.read_tokens[name]
+                for name, seconds in self.read_seconds.items()
+                if name in self.engine.drafters and not self._ready(name, request)}
 
     def _lookups(self) -> list[str]:
         """Those drafters of the pool that look up."""
@@ -174,8 +172,8 @@ class Selection:
                 continue
             total = sum(found.tokens for found in job.found)
             if total:
-                self.reading[job.name] += job.seconds
-                self.read[job.name] += total
+                self.read_seconds[job.name] += job.seconds
+                self.read_tokens[job.name] += total
             scores = []
             for request, found in zip(job.requests, job.found):
                 share = found.tokens / total if total else 1 / len(job.requests)
@@ -202,6 +200,7 @@ class Selection:
             plain, extra = shares([len(e.drafted) for e in events],
                                   self.cost.decoding(ours, rows, events[0].target_seconds, alone), self.cost)
             judging = events[0].verify_seconds / ours       # a row: accepting takes as long for every drafted token
+            clean = rows if rows == ours and alone else 0
             outcomes = []
             for (request, event, failed), own in zip(steps, extra.tolist()):
                 share = len(event.drafted) / drafted[event.drafter] if drafted[event.drafter] else \
@@ -210,7 +209,7 @@ class Selection:
                     outcomes.append(Outcome(request.id, event.drafter, event.reach, event.accepted,
                                             len(event.emitted), share * event.draft_seconds,
                                             plain + own + judging * (1 + len(event.drafted)),
-                                            rows if rows == ours and alone else 0, event.target_seconds, plain + judging, failed))
+                                            clean, event.target_seconds, plain + judging, failed))
             self._ask("observe", lambda: self.selector.observe(outcomes))
         self._probe([request for request, _, _ in steps if not request.pinned and not request.finished])
 

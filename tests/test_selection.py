@@ -344,7 +344,7 @@ def test_a_seat_says_how_long_a_drafter_would_read_first():
     engine = Engine(tiny.family(), max_batch=1, selector=selector, fast_switching=False)
     engine.generate([[1, 2, 3, 4] * 8], GREEDY)
     assert not selector.seats[0].unread                     # nobody knows yet how fast it reads
-    pace, known = engine.selection.reading["near"] / engine.selection.read["near"], len(selector.seats)
+    pace, known = engine.selection.read_seconds["near"] / engine.selection.read_tokens["near"], len(selector.seats)
     request, = engine.generate([[4, 3, 2, 1] * 8], GREEDY)
     first, *seats = selector.seats[known:]
     assert first.unread == {"near": pytest.approx(31 * pace)} and first.request == request.id

@@ -2,9 +2,10 @@
 
 Transformers lets a caller register an attention function under a name. Ours stores the new keys and values in a
 :class:`SlotCache` and attends each request over its own entries. The model's code runs as it is, or layer by layer as
-a :class:`spin_core.runtime.block.Block` that computes the same; its own cache objects are not used. The description of the batch travels as the extra keyword ``ragged``, which the library
-hands through to every layer, so nothing here is global and one model can serve several caches. How a batch is
-attended (request by request, padded, in pieces) is the business of :mod:`spin_core.decompose`.
+a :class:`spin_core.runtime.block.Block` that computes the same; its own cache objects are not used. The description of
+the batch travels as the extra keyword ``ragged``, which the library hands through to every layer, so nothing here is
+global and one model can serve several caches. How a batch is attended (request by request, padded, in pieces) is the
+business of :mod:`spin_core.decompose`.
 """
 
 from __future__ import annotations

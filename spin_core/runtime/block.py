@@ -60,9 +60,9 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of ``x [N, heads, head_dim]``: entries i and i + head_dim/2 are the coordinates of a plane."""
     cos, sin = cos.transpose(0, 1), sin.transpose(0, 1)
     out = x * cos
-    (first, second), (above, below) = x.chunk(2, -1), sin.chunk(2, -1)
-    out[..., :first.shape[2]].addcmul_(second, above, value=-1)
-    out[..., first.shape[2]:].addcmul_(first, below)
+    (first, second), (above, below), (left, right) = (part.chunk(2, -1) for part in (x, sin, out))
+    left.addcmul_(second, above, value=-1)
+    right.addcmul_(first, below)
     return out
 
 

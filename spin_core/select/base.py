@@ -63,11 +63,11 @@ class Outcome(NamedTuple):
 
     ``drafted``, ``accepted``, ``emitted``: tokens, as in :class:`spin_core.trace.Event`. ``draft_seconds`` is this
     request's share of its drafter's pass and ``verify_seconds`` its share of the target's: how seconds of a shared
-    pass are split is :func:`spin_core.select.costs.shares`. ``rows``: rows that the whole target pass had, 0
-    where chunks of prompts were among them or a drafter was reading beside it, and ``target_seconds`` what the pass took as a whole; from both a
-    selector may learn what a row more costs. ``plain_seconds``: of ``verify_seconds``, what the request would have
-    taken without a draft; 0 where that is not known. ``failed``: the request or its drafter failed; nothing is learned
-    from it.
+    pass are split is :func:`spin_core.select.costs.shares`. ``rows``: rows that the whole target pass had, 0 where
+    chunks of prompts were among them or a drafter was reading beside it, and ``target_seconds`` what the pass took as
+    a whole; from both a selector may learn what a row more costs. ``plain_seconds``: of ``verify_seconds``, what the
+    request would have taken without a draft; 0 where that is not known. ``failed``: the request or its drafter failed;
+    nothing is learned from it.
     """
 
     request: int

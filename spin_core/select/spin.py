@@ -13,9 +13,9 @@ the drafters' places. Our choices, where we know of nothing said, are justified 
 * nothing is known in advance. A new request counts on what all requests before it have had from each drafter, as if it
   had seen ``prior`` steps of it, and leaves that behind as it is served.
 
-In the engine there is one thing more, which no replay knows: a drafter that has not read a request's text yet is weighed
-with what reading costs, spread over the tokens that may still come. Where that is more than ``DEAR`` of plain decoding,
-as it is in a large batch on a CPU, only one request explores the drafter in a slot, the one with the least to read.
+In the engine there is one thing more, which no replay knows: a drafter that has not read a request's text yet is
+weighed with what reading costs, spread over the tokens that may still come. Where that is more than ``DEAR`` of plain
+decoding, as it is in a large batch on a CPU, only one request explores the drafter in a slot, one with little to read.
 """
 
 from __future__ import annotations

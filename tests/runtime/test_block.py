@@ -11,6 +11,7 @@ from transformers import (Gemma2Config, Gemma2ForCausalLM, GraniteConfig, Granit
                           Qwen3Config, Qwen3ForCausalLM)
 
 from spin_core.runtime import ModelRunner
+from spin_core.runtime.attention import attach
 from spin_core.runtime.block import Block, fuse_layers
 from spin_core.runtime.linear import can_pack
 
@@ -84,7 +85,6 @@ def unturned() -> nn.Module:
 ], ids=["norms of queries and keys", "norms behind the parts", "a multiplier", "a sliding window", "float64",
         "one layer without rotation"])
 def test_layers_of_other_kinds_stay(made, fused):
-    from spin_core.runtime.attention import attach
     attach(made)
     assert fuse_layers(made) == fused == len(blocks(made))
 
