@@ -1,5 +1,6 @@
 """What the lessons need besides the system: readable steps, fair measurements, checks of exercises."""
 
+from spin_core.lessons.cores import on_all_cores
 from spin_core.lessons.exercises import Answer, check_choose_gamma, check_replacement_law
 from spin_core.lessons.law import LawTest, disguise, joint_law, law_test
 from spin_core.lessons.measure import full_steps, goodput, phase_milliseconds, sweep
@@ -10,5 +11,5 @@ from spin_core.lessons.steps import Place, Step, read_steps
 __all__ = [
     "Answer", "LawTest", "Place", "Step", "check_choose_gamma", "check_merge", "check_replacement_law",
     "check_rows", "disguise", "full_steps", "goodput", "joint_law", "law_test", "measured", "modelled",
-    "phase_milliseconds", "published", "read_steps", "show", "sweep",
+    "on_all_cores", "phase_milliseconds", "published", "read_steps", "show", "sweep",
 ]

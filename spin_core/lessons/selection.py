@@ -9,6 +9,7 @@ import numpy as np
 from numpy import ndarray
 
 from spin_core.bench import peers
+from spin_core.lessons.cores import on_all_cores
 from spin_core.lessons.exercises import OPEN, Answer, attempt
 from spin_core.lessons.stored import stored
 from spin_core.select import NONE, make
@@ -61,21 +62,25 @@ def endless(policies: Sequence[str], steps: int, seeds: int) -> tuple[dict[str, 
     Lai and Robbins: whoever learns at all must try the worse arm about 2 var / gap^2 times per factor e of steps; each
     try loses gap tokens per second for the seconds of a step.
     """
-    laws, costs, gamma = {"text": {"good": .75, "poor": .60}}, {"good": .04, "poor": .04}, 4
-    curves: dict[str, list[ndarray]] = {p: [] for p in policies}
-    for seed in range(seeds):
-        text = synthetic(laws, costs, ["text"], tokens=4 * steps, spread=1e6, prompt=1, seed=seed)
-        emitted = 1 + np.minimum(text.accepted, gamma)
-        expected = np.append(emitted.mean(1), 1.0)          # by arm; the last speculates not at all
-        step = float(text.passes["target"](1 + gamma) + gamma * text.passes["good"](1))
-        rate = expected[0] / step
-        for policy in policies:
-            options = {"prior": 0} if policy == "spin" else {}
-            run = replay(text, make(policy, text.arms, gamma=gamma, seed=seed, **options), batch=1)
-            curves[policy].append(np.cumsum(run.seconds * rate - expected[run.arm])[:steps])
-        slope = 2 * emitted[1].var() / (expected[0] - expected[1])
+    seen = on_all_cores(_lost, {(p, seed): (p, steps, seed) for p in policies for seed in range(seeds)})
+    curves = {p: [seen[p, seed][0] for seed in range(seeds)] for p in policies}
+    slope = seen[policies[-1], seeds - 1][1]
     x = np.arange(1, min(len(c) for many in curves.values() for c in many) + 1)
-    return {p: (x, np.mean([c[:len(x)] for c in many], 0)) for p, many in curves.items()}, float(slope)
+    return {p: (x, np.mean([c[:len(x)] for c in many], 0)) for p, many in curves.items()}, slope
+
+
+def _lost(policy: str, steps: int, seed: int) -> tuple[ndarray, float]:
+    """Tokens that a policy has lost by steps, and the theory's slope for that text."""
+    gamma = 4
+    text = synthetic({"text": {"good": .75, "poor": .60}}, {"good": .04, "poor": .04}, ["text"], tokens=4 * steps,
+                     spread=1e6, prompt=1, seed=seed)
+    emitted = 1 + np.minimum(text.accepted, gamma)
+    expected = np.append(emitted.mean(1), 1.0)              # by arm; the last speculates not at all
+    step = float(text.passes["target"](1 + gamma) + gamma * text.passes["good"](1))
+    options = {"prior": 0} if policy == "spin" else {}
+    run = replay(text, make(policy, text.arms, gamma=gamma, seed=seed, **options), batch=1)
+    lost = np.cumsum(run.seconds * expected[0] / step - expected[run.arm])[:steps]
+    return lost, float(2 * emitted[1].var() / (expected[0] - expected[1]))
 
 
 def live(batch: int = 8, directory: str | Path | None = None) -> dict[str, dict[str, float]]:

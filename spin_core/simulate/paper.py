@@ -79,6 +79,11 @@ def ladder(data_set: str, target: str = "LLaMA-7B", seeds: int = 1, **more) -> d
     return {name: averaged(seeds, rung, name, data_set, target, **more) for name in RUNGS}
 
 
+def climbed(data_set: str, target: str, seeds: int = 1, **more) -> float:
+    """The ladder's last rung alone."""
+    return averaged(seeds, rung, list(RUNGS)[-1], data_set, target, **more)
+
+
 def fixed(data_set: str, target: str = "LLaMA-7B", strategy: str = "padded", seeds: int = 1,
           **more) -> dict[str, float]:
     """Goodput of every drafter alone, and of plain decoding."""

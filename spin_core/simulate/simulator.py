@@ -34,7 +34,7 @@ from spin_core.select.recording import Recording
 from spin_core.simulate.costs import PassCosts
 from spin_core.simulate.outcome import STEP_FIELDS, Run
 
-RENEW = 4               # steps after which the pieces' width is searched anew
+RENEW = 8               # steps after which the pieces' width is searched anew
 
 
 def simulate(recording: Recording, costs: PassCosts, policy: Selector | str, *, batch: int = 8,
@@ -69,10 +69,10 @@ class _Group:
         self.requests, self.drafter, self.at, self.end, self.shift = columns
 
     def add(self, columns: ndarray) -> None:
-        self._hold(np.hstack([self.columns, columns]))
+        self._hold(np.concatenate([self.columns, columns], 1))
 
     def keep(self, stays: ndarray) -> None:
-        self._hold(self.columns[:, stays])
+        self._hold(self.columns.compress(stays, 1))
 
 
 class _System:
