@@ -21,7 +21,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from spin_core.bench import Bar, Report, peers
+from spin_core.bench import Bar, Report, names, peers
 from spin_core.bench.gpu import TINY, Settings, attempt
 from spin_core.bench.gpu_drafting import random_llama
 from spin_core.draft.base import CaughtUp, never
@@ -34,7 +34,6 @@ from spin_core.zoo import DraftModel
 BATCHES = (1, 8, 32, 64)
 RECORDED = {"68M": "pruned-2L-8k", "265M": "fed-1L-8k", "1.1B": "pruned-4L-8k"}
 """Whose record a drafter of that shape has: a better one for a bigger one."""
-WHOLE = "+ pipeline"        # what peers calls SPIN
 HOW = "random weights, acceptance replayed"
 WARM = 0.4                  # of a case's time
 
@@ -79,10 +78,10 @@ def run(target: Model, drafters: Sequence[tuple[Model, str]], recording: Recordi
             Replayed(family, recording, recorded, *drafter, max_batch=batch, max_len=longest, **options), order, stop))
         if row is not None:
             rate[batch, rung] = row["tokens_per_s"]
-            plain = rate.get((batch, peers.PLAIN))
+            plain = rate.get((batch, names.PLAIN))
             row["vs_plain"] = row["tokens_per_s"] / plain if plain else None
             report.rows.append({"batch": batch, "rung": rung, "how": HOW} | row)
-            if rung == WHOLE and plain:
+            if rung == names.WHOLE and plain:
                 report.bars.append(Bar(f"SPIN over plain decoding, {target.name}, batch {batch}, {HOW}",
                                        row["vs_plain"], ">= 0.97"))
     return report
@@ -92,8 +91,8 @@ def ladder(family) -> dict[str, tuple[tuple, dict]]:
     """Rung -> (the one drafter and its gamma, or nothing; options of the engine), as in ``bench peers``."""
     pool, vanilla = {"arms": list(family.drafters)}, (next(iter(family.drafters)), PASSES)
     middle = {title: ((), options | pool) if "selector" in options else (vanilla, options)
-              for title, options in peers.RUNGS.items()}
-    return {peers.PLAIN: (("none", 0), {})} | middle | {WHOLE: ((), pool)}
+              for title, options in names.RUNGS.items()}
+    return {names.PLAIN: (("none", 0), {})} | middle | {names.WHOLE: ((), pool)}
 
 
 def random_family(target: Model, drafters: Sequence[Model], context: int, device: str, dtype: torch.dtype):

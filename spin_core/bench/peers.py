@@ -27,6 +27,8 @@ from spin_core.bench import Bar, Report
 from spin_core.bench import contenders as how
 from spin_core.bench.contenders import Tokens, in_turns
 from spin_core.bench.drafters import is_lookup
+from spin_core.bench.names import (ASSISTED, BASELINE, CONTINUOUS, FIXED, FLASHSPEC, MORE, PACKED, PLAIN, RUNGS,
+                                   SPIN)
 from spin_core.draft import DraftTable
 from spin_core.draft.pool import is_fed
 from spin_core.engine import DEFAULT_GAMMA, PASSES, Engine
@@ -40,13 +42,6 @@ from spin_core.trace import Trace
 from spin_core.workloads import NAMES
 
 DESCRIPTION = "the whole system against transformers (generate, assisted, continuous batching) and flashspec"
-BASELINE, PACKED, CONTINUOUS = "transformers generate", "generate, packed products", "transformers continuous batching"
-ASSISTED, FLASHSPEC = "transformers assisted", "flashspec"
-PLAIN, FIXED, SPIN, MORE = "ours, plain", "ours, fixed", "ours, SPIN", "ours, SPIN + arms"
-RUNGS = {"ours, vanilla": {"verification": "padded"},
-         "+ selection": {"selector": "spin", "verification": "padded", "pipeline": "off"},
-         "+ decomposition": {"selector": "spin", "pipeline": "off"}}
-"""The ablation, up to the whole: options of the engine. Vanilla is the first fixed drafter."""
 TURN = 32               # steps: at the end of a turn a pipeline runs empty, which costs time
 SLOW = "mix"            # contenders that are several times slower decode this workload only
 

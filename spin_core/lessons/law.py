@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import chdtrc      # the chi-square tail; scipy.stats would take two seconds to import
 from torch import Tensor
 
-from spin_core.draft import ModelDrafter
-from spin_core.engine import Engine
 from spin_core.request import Request, SamplingParams
 
+if TYPE_CHECKING:
+    from spin_core.draft import ModelDrafter
 
-def disguise(drafter: ModelDrafter) -> None:
+
+def disguise(drafter: "ModelDrafter") -> None:
     """Make ``drafter`` BIASED, as a counter-example: it drafts its likeliest token, but reports all of q.
 
     The verifier then believes that the token came up with probability q(x) when it always comes up, and emits
@@ -36,6 +38,8 @@ def joint_law(family, prompt_ids: list[int], params: SamplingParams,
     It reads the target's law behind every prefix that has any mass, so ``params`` should leave few tokens per
     place (top_k), and ``length`` be small: k^(length - 1) prompts are read for the last place.
     """
+    from spin_core.engine import Engine         # here, because lessons that only simulate start sooner without it
+
     law: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(length):
         engine = Engine(family, "none", max_batch=min(len(law), 64), max_len=len(prompt_ids) + length + 1,

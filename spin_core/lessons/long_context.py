@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from spin_core import theory
-from spin_core.bench import peers
+from spin_core.bench import names
 from spin_core.bench import spire as bench
 from spin_core.engine import Engine
 from spin_core.lessons.exercises import Answer, attempt
@@ -125,9 +125,9 @@ def _timed(recording: Recording, batch: int, gamma: int, directory) -> tuple[dic
         if rows and found.origin.get("cpu") == recording.about["cpu"]:
             return rows, found.origin
     for found in stored("peers", lambda row: row["temperature"] == 0 and row["batch"] == batch, directory):
-        plain = [row["tokens_per_s"] for row in found.rows if row["contender"] == peers.PLAIN]
+        plain = [row["tokens_per_s"] for row in found.rows if row["contender"] == names.PLAIN]
         rows = {row["drafter"]: row | {"vs_plain": row["tokens_per_s"] / plain[0]} for row in found.rows
-                if plain and row["contender"] == peers.FIXED and row["gamma"] == gamma}
+                if plain and row["contender"] == names.FIXED and row["gamma"] == gamma}
         if rows and found.origin.get("cpu") == recording.about["cpu"]:
             return rows, found.origin
     return {}, {}

@@ -43,22 +43,26 @@ class PassTimer:
         "padded" gathers the keys into a rectangle as wide as the longest request, "padded_view" has them there already,
         "auto" is the engine's own choice. A batch is given by the tokens in its requests' caches. All batches take
         turns, and within a turn all ways, there and back again: the n-th passes of a batch were timed side by side, so
-        that a slow minute of the machine slows them all. A round before the first warms up.
+        that a slow minute of the machine slows them all. Passes over the largest batches warm up.
         """
         total, ways = self.heads.kv * self.heads.group, {}
-        for count in {len(lengths) for lengths in batches}:
+        largest: dict[int, Sequence[int]] = {}
+        for lengths in sorted(batches, key=sum):
+            largest[len(lengths)] = lengths
+        for count in largest:
             cache = first_slots(self.whole, count)
             view = SimpleNamespace(step=lambda batch, cache=cache: PaddedView(batch, cache))
             ways[count] = cache, {"padded": Attention("padded", total, cache), "padded_view": view,
                                   "auto": Attention("auto", total, cache)}
         out = [{way: [] for way in WAYS} for _ in batches]
-        for round_ in range(repeats + 1):
+        for count, (cache, attentions) in ways.items():
+            for way in WAYS:
+                self._pass(cache, attentions[way], largest[count], gamma + 1)
+        for turn in range(repeats):
             for lengths, taken in zip(batches, out):
                 cache, attentions = ways[len(lengths)]
-                for way in WAYS if round_ % 2 else WAYS[::-1]:
-                    seconds = self._pass(cache, attentions[way], lengths, gamma + 1)
-                    if round_:
-                        taken[way].append(seconds)
+                for way in WAYS[::-1] if turn % 2 else WAYS:
+                    taken[way].append(self._pass(cache, attentions[way], lengths, gamma + 1))
         return out
 
     def _pass(self, cache: SlotCache, attention, lengths: Sequence[int], queries: int) -> float:

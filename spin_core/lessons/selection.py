@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy import ndarray
 
-from spin_core.bench import peers
+from spin_core.bench import names
 from spin_core.lessons.cores import on_all_cores
 from spin_core.lessons.exercises import OPEN, Answer, attempt
 from spin_core.lessons.stored import stored
@@ -20,7 +20,7 @@ from spin_core.select.synthetic import synthetic
 
 LAWS = {"prose": {"reads": .75, "copies": .25}, "code": {"reads": .40, "copies": .85}}
 COSTS = {"reads": .04, "copies": .03}
-LIVE = {"spin": peers.SPIN, "spin-full": "ours, spin-full"}     # policies of the replay, contenders of `bench peers`
+LIVE = {"spin": names.SPIN, "spin-full": "ours, spin-full"}     # policies of the replay, contenders of `bench peers`
 
 
 def play(recording: Recording, policy: str, gammas: Mapping[str, int], *, seed: int = 0,
@@ -89,9 +89,9 @@ def live(batch: int = 8, directory: str | Path | None = None) -> dict[str, dict[
     out: dict[str, dict[str, float]] = {}
     for found in stored("peers", lambda row: row["temperature"] == 0 and row["batch"] == batch, directory):
         rows = [row for row in found.rows if "mix" in row]
-        rates = {row["contender"]: row["mix"] for row in rows if row["contender"] != peers.FIXED}
-        if plain := rates.get(peers.PLAIN):
-            fixed = {f"fixed:{row['drafter']}": row["mix"] / plain for row in rows if row["contender"] == peers.FIXED}
+        rates = {row["contender"]: row["mix"] for row in rows if row["contender"] != names.FIXED}
+        if plain := rates.get(names.PLAIN):
+            fixed = {f"fixed:{row['drafter']}": row["mix"] / plain for row in rows if row["contender"] == names.FIXED}
             out[found.machine] = fixed | {name: rates[one] / plain for name, one in LIVE.items() if one in rates}
     return out
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spin_core.bench import gpu_system, peers
+from spin_core.bench import names
 from spin_core.lessons.exercises import OPEN, Answer
 from spin_core.lessons.stored import stored
 from spin_core.simulate import paper
@@ -20,8 +20,8 @@ HEURISTIC = (("Alpaca", "68M", 8), ("Alpaca", "1.4B", 8), ("Alpaca", "1.4B", 32)
 """Data set, drafter and batch: who gains nothing from micro-batches, and who does."""
 
 LADDER = ("plain", *paper.RUNGS)
-LADDER_NAMES = {peers.PLAIN: "plain", peers.FIXED: "best fixed drafter", peers.SPIN: "+ pipeline",
-                gpu_system.WHOLE: "+ pipeline", **{name: name.removeprefix("ours, ") for name in peers.RUNGS}}
+LADDER_NAMES = {names.PLAIN: "plain", names.FIXED: "best fixed drafter", names.SPIN: "+ pipeline",
+                names.WHOLE: "+ pipeline", **{name: name.removeprefix("ours, ") for name in names.RUNGS}}
 """What the benchmarks call the systems -> what the lesson does."""
 EMBEDDED, SHAPE = "embedded models", "LLaMA-7B shape"
 """What was measured: how the names of :class:`Recorded` begin."""
@@ -93,8 +93,8 @@ class Recorded:
 
     def systems(self) -> dict[str, dict[str, float]]:
         """By workload the tokens/s of vanilla, of the best fixed drafter and of SPIN, as far as they were measured."""
-        names = {"vanilla": "vanilla", "best fixed drafter": "best fixed drafter", "SPIN": "+ pipeline"}
-        found = {workload: {name: rates[system] for name, system in names.items() if system in rates}
+        wanted = {"vanilla": "vanilla", "best fixed drafter": "best fixed drafter", "SPIN": "+ pipeline"}
+        found = {workload: {name: rates[system] for name, system in wanted.items() if system in rates}
                  for workload, rates in self.rates.items()}
         return {workload: rates for workload, rates in found.items() if rates}
 

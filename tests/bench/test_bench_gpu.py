@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from spin_core.bench import Report, gpu, gpu_drafting, gpu_system, peers
+from spin_core.bench import Report, gpu, gpu_drafting, gpu_system, names
 from spin_core.bench.gpu import TINY
 from spin_core.pipeline import graphs
 from spin_core.select import make
@@ -106,14 +106,14 @@ def test_drafting_stops_when_time_is_out():
 def test_a_row_for_every_rung_and_batch(recording):
     report = system(recording)
     assert [(row["batch"], row["rung"]) for row in report.rows] == [
-        (batch, rung) for batch in (1, 2) for rung in (peers.PLAIN, *peers.RUNGS, gpu_system.WHOLE)]
+        (batch, rung) for batch in (1, 2) for rung in (names.PLAIN, *names.RUNGS, names.WHOLE)]
     for row in report.rows:
         assert row["how"] == "random weights, acceptance replayed" and row["tokens_per_s"] > 0
         assert sum(value for key, value in row.items() if key.endswith("_share")) == pytest.approx(1)
         plain = next(other for other in report.rows if other["batch"] == row["batch"])
         assert row["vs_plain"] == pytest.approx(row["tokens_per_s"] / plain["tokens_per_s"])
-        assert row["tokens_per_verification"] == 1 or row["rung"] != peers.PLAIN
-    whole = [row["vs_plain"] for row in report.rows if row["rung"] == gpu_system.WHOLE]
+        assert row["tokens_per_verification"] == 1 or row["rung"] != names.PLAIN
+    whole = [row["vs_plain"] for row in report.rows if row["rung"] == names.WHOLE]
     assert [bar.value for bar in report.bars] == whole
 
 

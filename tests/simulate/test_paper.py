@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from spin_core.bench import gpu_system, peers
+from spin_core.bench import names
 from spin_core.lessons import system as lesson
 from spin_core.plots import system as plots
 from spin_core.simulate import arrivals, paper
@@ -192,7 +192,7 @@ def test_the_system_section_of_bench_gpu_is_read(tmp_path):
 
 def test_the_benchmarks_systems_are_known_by_name():
     """Else their rows would be left out in silence."""
-    assert {peers.PLAIN, peers.FIXED, peers.SPIN, *peers.RUNGS, gpu_system.WHOLE} <= lesson.LADDER_NAMES.keys()
+    assert {names.PLAIN, names.FIXED, names.SPIN, *names.RUNGS, names.WHOLE} <= lesson.LADDER_NAMES.keys()
     assert set(lesson.LADDER) <= set(lesson.LADDER_NAMES.values())
 
 
