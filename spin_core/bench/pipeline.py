@@ -33,7 +33,7 @@ SYNTHETIC = ((0.002, 0.002), (0.001, 0.003), (0.003, 0.001))        # (draft, ve
 TRIALS = 3
 PICKING = 2             # runs of every count, to pick the best one
 LEARNING = 2            # runs that the heuristic has to itself before it is compared
-SHORT = 8               # tokens of a run that only warms up
+SHORT = 4               # tokens of a run that only warms up
 
 
 def add_arguments(parser) -> None:
