@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -447,5 +448,7 @@ def test_stored_notebook(path):
         "run python -m spin_core.reproduce --store"
     for cell in code:
         assert not [output for output in cell.outputs if output.output_type == "error"]
+        if re.search(r"^ *show\(", cell.source, re.MULTILINE):
+            assert any("image/png" in output.get("data", {}) for output in cell.outputs), cell.source
     assert "papermill" not in notebook.metadata
     assert not any("injected-parameters" in cell.metadata.get("tags", []) for cell in notebook.cells)

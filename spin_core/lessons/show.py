@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from IPython.display import Image
+from IPython.display import Image, display
 from matplotlib.figure import Figure
 
 from spin_core import figures, plots
 
 
 def show(name: str, figure: Figure, *series: dict, caption: str,
-         directory: str | Path | None = None) -> Image:
-    """Save ``figure`` and its ``series`` (:func:`spin_core.figures.save`) and return the picture.
+         directory: str | Path | None = None) -> None:
+    """Save ``figure`` and its ``series`` (:func:`spin_core.figures.save`) and display the picture, wherever in a cell
+    this is called.
 
     The caption is also the picture's alternative text. An empty ``directory`` is the repository's figures
     folder.
     """
     figures.save(name, figure, series, caption=caption, directory=directory or None)
-    return Image(plots.png(figure, dpi=200), format="png", width=round(plots.WIDTH * 100), alt=caption)
+    display(Image(plots.png(figure, dpi=200, whole=True), format="png", width=round(plots.WIDTH * 100), alt=caption))
 
 
 def measured(label: str, x, y, **more) -> dict:

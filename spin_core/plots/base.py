@@ -48,13 +48,14 @@ def styled(function: Callable[..., Figure]) -> Callable[..., Figure]:
     return plot
 
 
-def png(figure: Figure, dpi: int = 150) -> bytes:
-    """The picture as a PNG of 128 colours: a third of the size, and none of these figures looks different."""
+def png(figure: Figure, dpi: int = 150, whole: bool = False) -> bytes:
+    """The picture as a PNG of 128 colours: a third of the size, and none of these figures looks different. ``whole``: as
+    large as it takes to hold what stands out over the figure's edges."""
     from PIL import Image
 
     pixels, small = io.BytesIO(), io.BytesIO()
     with style():
-        figure.savefig(pixels, format="png", dpi=dpi)
+        figure.savefig(pixels, format="png", dpi=dpi, bbox_inches="tight" if whole else None)
     # maximum coverage keeps colours that few pixels have; the default, median cut, shifts them
     picture = Image.open(pixels).convert("RGB")
     picture = picture.quantize(128, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)

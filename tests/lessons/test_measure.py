@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from importlib import import_module
 
 import pytest
 import tiny
@@ -58,9 +59,12 @@ def test_phases_are_medians_and_add_up():
         phase_milliseconds([steps[:1]])
 
 
-def test_show_saves_the_numbers_and_returns_the_picture_with_its_caption(tmp_path):
-    image = show("name", plots.theory(0.5, 0.1), measured("a", [1], [2.0], error=[0.1]),
-                 modelled("b", [1], [3.0], source="a formula"), caption="What it shows.", directory=tmp_path)
+def test_show_saves_the_numbers_and_displays_the_picture_with_its_caption(tmp_path, monkeypatch):
+    displayed = []
+    monkeypatch.setattr(import_module("spin_core.lessons.show"), "display", displayed.append)
+    show("name", plots.theory(0.5, 0.1), measured("a", [1], [2.0], error=[0.1]),
+         modelled("b", [1], [3.0], source="a formula"), caption="What it shows.", directory=tmp_path)
+    (image,) = displayed
     assert image.data.startswith(b"\x89PNG") and image.alt == "What it shows." and image.width == 960
     saved = json.loads((tmp_path / "name.json").read_text())
     told = [(s["label"], s["kind"], s["y"]) for s in saved["series"]]
