@@ -125,7 +125,8 @@ def _generate(args) -> int:
           f"{metrics['accepted']} of {metrics['drafted']} drafted tokens accepted"
           + (f" ({metrics['acceptance_rate']:.0%})" if metrics["drafted"] else ""))
     if args.json:
-        events = engine.trace.to_pandas()
+        events = engine.trace.to_pandas().astype(object)
+        events = events.where(events.notna(), None)         # JSON has no NaN
         Path(args.json).write_text(json.dumps({
             **provenance.here(), "arguments": {k: v for k, v in vars(args).items() if k != "command"},
             "requests": [{"id": r.id, "prompt_ids": r.prompt_ids, "output_ids": r.output_ids, "text": r.text,

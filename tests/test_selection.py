@@ -253,7 +253,7 @@ def test_a_step_that_fails_is_reported_as_failed():
     failed = [o for o in selector.outcomes if not o.valid]
     assert {o.request for o in failed} == {r.id for r in requests if r.finish_reason is FinishReason.ERROR}
     assert all(o.failed and o.emitted == 0 for o in failed)
-    assert len(selector.outcomes) > 3 * len(failed)
+    assert len(selector.outcomes) > len(failed)
     assert_served(engine, requests)
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from joblib import Parallel, delayed
 
-
-def on_all_cores(function: Callable, calls: Mapping[Any, tuple] | Iterable, *more, **options) -> dict:
+def on_all_cores(function: Callable, calls: Mapping[Any, tuple] | Iterable, /, *more, **options) -> dict:
     """``{name: function(*arguments, *more, **options)}`` for the arguments ``calls`` has by name, in its order; of a
     plain list the items are names and only arguments at once.
 
-    Every call runs in one of as many processes as there are cores, which stay for the next time. It must not depend on
-    what another call leaves behind, and what it returns is a copy. An error in one of them is raised here.
+    The calls are shared out among as many processes as there are cores, which stay for the next time; with a single
+    core they run here. None may depend on what another leaves behind. An error in one of them is raised here.
     """
+    from joblib import Parallel, delayed        # here: where it cannot start processes it says so when imported
+
     rows = dict(calls) if isinstance(calls, Mapping) else {item: (item,) for item in calls}
-    results = Parallel(n_jobs=-1)(delayed(function)(*arguments, *more, **options) for arguments in rows.values())
+    results = Parallel(n_jobs=-1, max_nbytes=None)(
+        delayed(function)(*arguments, *more, **options) for arguments in rows.values())
     return dict(zip(rows, results))

@@ -304,4 +304,5 @@ def _line(points: list[tuple[float, float]], at: float) -> float:
 def _moved(one: Mapping[str, int], other: Mapping[str, int]) -> float:
     """The share of the drafting that would have to change hands to get from one mix to the other."""
     a, b = sum(one.values()) or 1, sum(other.values()) or 1
-    return sum(abs(one.get(name, 0) / a - other.get(name, 0) / b) for name in {*one, *other}) / 2
+    names = dict.fromkeys([*one, *other])       # in one order always: a sum's last bit decides at a threshold
+    return sum(abs(one.get(name, 0) / a - other.get(name, 0) / b) for name in names) / 2

@@ -71,7 +71,8 @@ def _overall(n: Numbers) -> list:
         return {label.removeprefix("SPIN, ").removesuffix(", tokens/s"): some for label, some in found.items() if some}
     return [lambda: f"about {n.at('published', 'SPIN over vanilla', 'overall'):.2f}×",
             lambda: _range(sum(ratios("modelled").values(), [])),
-            lambda: _listed({where: _range(some) for where, some in ratios("measured").items()})]
+            lambda: "; ".join([_listed({where: _range(some) for where, some in ratios("measured").items()}),
+                               *_served("our plain decoding", "plain decoding", n.directory)])]
 
 
 def _ablation(n: Numbers) -> list:
@@ -109,15 +110,23 @@ def _fixed(n: Numbers, large: Numbers) -> list:
 def _live(directory: str | Path | None) -> list[str]:
     """What the benchmarks that serve measured of SPIN over the best fixed drafter, greedy, by batch."""
     found = {}
-    for peers in stored("peers", directory=directory):
-        bars = ((re.fullmatch(r"SPIN over the best fixed drafter \(.*\), (batch \d+), greedy", name), ratio)
-                for name, ratio in peers.bars.items())
-        found[f"bench peers, {peers.machine}"] = [f"{ratio:.2f}× at {bar[1]}" for bar, ratio in bars if bar and ratio]
     for live in stored("select-live", lambda row: row["contender"] == "policy spin", directory):
         found[f"bench select-live, {live.machine}"] = [
             f"{row['vs_best_fixed']:.2f}×" + (f" at batch {row['batch']}" if "batch" in row else "")
             for row in live.rows]
-    return [f"live, over the best: {', '.join(ratios)} ({where})" for where, ratios in found.items() if ratios]
+    return _served(r"the best fixed drafter \(.*\)", "the best", directory) + [
+        f"live, over the best: {', '.join(ratios)} ({where})" for where, ratios in found.items() if ratios]
+
+
+def _served(rival: str, name: str, directory: str | Path | None) -> list[str]:
+    """SPIN over ``rival`` (a pattern of its bars' names) as ``bench peers`` served, greedily, by batch."""
+    out = []
+    for peers in stored("peers", directory=directory):
+        bars = ((re.fullmatch(rf"SPIN over {rival}, (batch \d+), greedy", bar), ratio)
+                for bar, ratio in peers.bars.items())
+        if ratios := [f"{ratio:.2f}× at {bar[1]}" for bar, ratio in bars if bar and ratio]:
+            out.append(f"live, over {name}: {', '.join(ratios)} (bench peers, {peers.machine})")
+    return out
 
 
 def _bandits(n: Numbers, large: Numbers) -> list:
