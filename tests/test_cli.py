@@ -61,7 +61,7 @@ def test_generate_writes_texts_events_and_metrics(family, tmp_path, capsys):
     prompts.write_text("".join(json.dumps({"prompt": f"number {i}"}) + "\n" for i in range(5)))
     assert main(["generate", "--workload", str(prompts), "--limit", "3", "--batch", "2", "--temperature", "1",
                  "--drafter", "near", "--max-new-tokens", "6", "--json", str(out)]) == 0
-    written = json.loads(out.read_text())
+    written = json.loads(out.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert len(written["requests"]) == 3
     assert sum(len(r["output_ids"]) for r in written["requests"]) == written["metrics"]["emitted"] > 0
     assert {"submit", "admit", "step", "finish"} == {e["kind"] for e in written["events"]}

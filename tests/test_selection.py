@@ -247,13 +247,14 @@ def test_a_step_that_fails_is_reported_as_failed():
     """NaN behind one token: that request fails, its mates' outcomes are valid."""
     bad = plain([1, 4])[6]
     selector = Restless(["near", "ngram"])
-    engine = Engine(test_engine_service.poisoned(bad), max_batch=3, selector=selector)
+    # at once, or how many steps it takes depends on how soon drafters have read beside the others' work
+    engine = Engine(test_engine_service.poisoned(bad), max_batch=3, selector=selector, fast_switching=False)
     requests = engine.generate([[1, 4], [2, 9], [3, 9]], GREEDY)
     assert requests[0].finish_reason is FinishReason.ERROR
     failed = [o for o in selector.outcomes if not o.valid]
     assert {o.request for o in failed} == {r.id for r in requests if r.finish_reason is FinishReason.ERROR}
     assert all(o.failed and o.emitted == 0 for o in failed)
-    assert len(selector.outcomes) > len(failed)
+    assert len(selector.outcomes) > 3 * len(failed)
     assert_served(engine, requests)
 
 
