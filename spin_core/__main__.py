@@ -82,6 +82,8 @@ def _generate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--stop", action="append", default=[], help="a string that ends the text; may be repeated")
     parser.add_argument("--batch", type=int, default=8, help="requests served at once (default 8)")
+    parser.add_argument("--max-len", type=int, help="most tokens of a prompt and its answer together (default 2048, or "
+                                                    "what the models can)")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--target", help="a Hugging Face folder or hub name instead of the embedded target")
     parser.add_argument("--draft-model", action="append", help="drafters for --target, likewise")
@@ -109,15 +111,18 @@ def _generate(args) -> int:
         raise ValueError("torchrun is for a --target: the embedded one fits any device, and its drafters need it whole")
     family = zoo.load(target=args.target, drafters=args.draft_model or [], device=args.device, parts=processes()) \
         if args.target else zoo.load("smollm2", device=args.device)
-    engine = Engine(family, args.drafter, args.gamma, max_batch=args.batch, selector=args.selector, arms=args.arm,
-                    verification=args.verification, pipeline=args.pipeline)
+    engine = Engine(family, args.drafter, args.gamma, max_batch=args.batch, max_len=args.max_len,
+                    selector=args.selector, arms=args.arm, verification=args.verification, pipeline=args.pipeline)
     requests = engine.generate(prompts, params)
     if not speaks():
         return 0
     for request in requests:
         if len(requests) > 1:
             print(f"--- request {request.id}: {len(request.output_ids)} tokens, {request.finish_reason.value}")
-        print(_marked(engine, request) if request.error is None else f"error: {request.error}")
+        if request.error is None:
+            print(_marked(engine, request))
+        else:
+            print(f"error: request {request.id}: {request.error}", file=sys.stderr)
     metrics = engine.trace.metrics()
     print(f"\n{metrics['emitted']} tokens, {metrics['goodput']:.1f} tokens/s, "
           f"{metrics['tokens_per_verification'] or 0:.2f} tokens per verification; "

@@ -88,8 +88,14 @@ def test_a_mistake_is_told_in_one_line(family, capsys, arguments, message):
 def test_one_bad_prompt_fails_alone(family, capsys):
     good, bad = "abc", ""
     assert main(["generate", "--prompt", good, "--prompt", bad, "--max-new-tokens", "4"]) == 1
-    out = capsys.readouterr().out
-    assert "the prompt is empty" in out and "4 tokens, length" in out
+    out, err = capsys.readouterr()
+    assert "error: request " in err and "the prompt is empty" in err and "4 tokens, length" in out
+
+
+def test_how_long_a_prompt_may_be_can_be_said(family, capsys):
+    arguments = ["generate", "--prompt", "abcdef", "--drafter", "none", "--max-new-tokens", "4"]
+    assert main([*arguments, "--max-len", "32"]) == 0
+    assert main([*arguments, "--max-len", "3"]) == 1 and "max_len 3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("failure", [zoo.FetchError("no network, do this"), zoo.CorruptFileError("x is corrupt")])
