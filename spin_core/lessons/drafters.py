@@ -14,7 +14,7 @@ from spin_core.distill.corpus import Shard
 from spin_core.distill.drafters import RECIPES, draft_vocabulary, prune
 from spin_core.distill.evaluate import Scores, score, tokens_per_verification
 from spin_core.distill.states import States
-from spin_core.lessons.exercises import Answer, attempt
+from spin_core.lessons.exercises import Answer, attempt, check, close
 
 Curve = tuple[list[float], list[float]]
 
@@ -74,6 +74,7 @@ def unfed(states: States) -> States:
     return States(torch.zeros_like(states.hidden), states.log_z)
 
 
+@check
 def check_vocabulary(solution: Callable) -> Answer:
     """Exercise 2.1: ``solution(counts, size, stop_ids)`` are the ``size`` ids of the best draft vocabulary, ascending.
 
@@ -93,12 +94,14 @@ def check_vocabulary(solution: Callable) -> Answer:
             return Answer("wrong", f"Stop id {missing.pop()} is missing: such a drafter could never end an answer.")
         if ids != sorted(ids):
             return Answer("wrong", "The ids must ascend: column j of the drafter's head is the j-th of them.")
-        best = int(np.sort(np.delete(counts, list(stops)))[::-1][:size - len(stops)].sum())
+        others = np.sort(np.delete(counts, list(stops)))[::-1]
+        best = int(counts[list(stops)].sum() + others[:size - len(stops)].sum())
         if counts[ids].sum() < best:
             return Answer("wrong", f"They cover {counts[ids].sum()} tokens of {counts.sum()}; {best} are possible.")
     return Answer("right", "The most frequent ids, and the stop ids whatever their count.")
 
 
+@check
 def check_speed(solution: Callable) -> Answer:
     """Exercise 2.2: ``solution(steps, c, v)`` is the speed-up of one answer over plain decoding.
 
@@ -113,7 +116,7 @@ def check_speed(solution: Callable) -> Answer:
             return verdict
         plain = sum(accepted + 1 for _, accepted in steps)
         expected = plain / sum(drafted * c + v[drafted] for drafted, _ in steps)
-        if not isinstance(answer, (int, float, np.number)) or abs(answer - expected) > 1e-9:
+        if not close(answer, expected, 1e-9):
             hint = "mind the token of the target's own" if len(steps) == 1 else "each step pays for what it drafted"
             return Answer("wrong", f"{answer} for the steps {steps}, c = {c}; expected {expected:.4f}: {hint}.")
     return Answer("right", "This is how the table above and every replay of this project count.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,27 @@ def attempt(solution: Callable, *args, called: str = "Your function") -> tuple[A
     return answer, OPEN if answer is None or answer is Ellipsis else None
 
 
+def close(answer: Any, right: float, tolerance: float) -> bool:
+    """Is it a number, and no further than ``tolerance`` from the right one? NaN is not."""
+    try:
+        return abs(float(answer) - right) <= tolerance
+    except (TypeError, ValueError):
+        return False
+
+
+def check(function: Callable[..., Answer]) -> Callable[..., Answer]:
+    """A check of an exercise: what it cannot compare with the right answer is wrong, and nothing is raised."""
+    @wraps(function)
+    def checked(*args, **options) -> Answer:
+        try:
+            return function(*args, **options)
+        except Exception as error:
+            return Answer("wrong", f"What your function returns cannot be compared with what is expected "
+                                   f"({type(error).__name__}: {error}).")
+    return checked
+
+
+@check
 def check_replacement_law(solution: Callable) -> Answer:
     """Exercise 1.1: ``solution(p, q)``, arrays ``[V]``, is the law of the token that replaces a rejected one.
 
@@ -82,6 +104,7 @@ def check_replacement_law(solution: Callable) -> Answer:
     return Answer("right", "Accepted and replaced tokens together follow p, whatever q is: the whole trick.")
 
 
+@check
 def check_choose_gamma(solution: Callable) -> Answer:
     """Exercise 1.2: ``solution(alpha, cost)`` is the gamma in 0 .. 64 of the largest speed-up."""
     for alpha, cost in ((0.8, 0.05), (0.6, 0.05), (0.8, 0.1), (0.5, 0.3), (0.9, 0.02), (0.3, 0.4),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from spin_core.draft.base import Draft
-from spin_core.lessons.exercises import OPEN, Answer, attempt
+from spin_core.lessons.exercises import OPEN, Answer, attempt, check
 from spin_core.randomness import ACCEPT, uniform
 from spin_core.request import SamplingParams
 from spin_core.sampling import SamplingBatch
@@ -37,6 +37,7 @@ def reference(x: dict[str, Tensor]) -> chain.Verdict:
                               x["position"])
 
 
+@check
 def check_logsumexp(rung: Callable, device: str = "cpu") -> Answer:
     """Rung 1: ``rung(logits [N, V]) -> [N]``."""
     plain = torch.randn(4, 300, generator=torch.Generator().manual_seed(0))
@@ -53,6 +54,7 @@ def check_logsumexp(rung: Callable, device: str = "cpu") -> Answer:
     return Answer("right", "One reading, any size of logits: exp never sees anything above zero.")
 
 
+@check
 def check_accept(rung: Callable, device: str = "cpu") -> Answer:
     """Rung 2."""
     x = inputs([1] * 50, 150, seed=1)
@@ -70,6 +72,7 @@ def check_accept(rung: Callable, device: str = "cpu") -> Answer:
     return Answer("right", f"{int(want.sum())} of 50 accepted, each as the reference does.")
 
 
+@check
 def check_replace(rung: Callable, device: str = "cpu") -> Answer:
     """Rung 3: by the law of many draws, which knows nothing of how they are made."""
     n = 200           # an interpreter takes its time
@@ -86,6 +89,7 @@ def check_replace(rung: Callable, device: str = "cpu") -> Answer:
     return Answer("right", f"{n} draws, {distance:.3f} in total variation from (p - q)+ normalised.")
 
 
+@check
 def check_ragged(rung: Callable, device: str = "cpu") -> Answer:
     """Rung 4: and rows behind a rejection hold NaN, which must not matter."""
     x = inputs([4, 0, 2, 8, 1, 3], 60, seed=3, device=device)
@@ -106,6 +110,7 @@ def check_ragged(rung: Callable, device: str = "cpu") -> Answer:
                            "and nobody noticed.")
 
 
+@check
 def check_in_place(rung: Callable, device: str = "cpu") -> Answer:
     """Rung 5."""
     counts = [4, 0, 2, 8, 1, 3]
@@ -126,6 +131,7 @@ def check_in_place(rung: Callable, device: str = "cpu") -> Answer:
     return Answer("right", "Texts, positions and cache lengths are where the next step needs them, on the device.")
 
 
+@check
 def check_rows_read(solution: Callable) -> Answer:
     """Exercise: ``solution(drafted, accepted)`` is how many rows of logits a request's verdict needs."""
     for drafted, accepted in ((4, 4), (4, 0), (4, 2), (0, 0), (1, 1), (8, 5)):

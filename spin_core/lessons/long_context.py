@@ -11,7 +11,7 @@ from spin_core import theory
 from spin_core.bench import names
 from spin_core.bench import spire as bench
 from spin_core.engine import Engine
-from spin_core.lessons.exercises import Answer, attempt
+from spin_core.lessons.exercises import Answer, attempt, check, close
 from spin_core.lessons.stored import stored
 from spin_core.request import SamplingParams
 from spin_core.select.recording import Recording
@@ -139,6 +139,7 @@ def measured_ladder() -> tuple[list[dict], dict] | None:
     return (found[0].rows, found[0].origin) if found else None
 
 
+@check
 def check_crossing(solution: Callable) -> Answer:
     """Exercise 9.1: ``solution(weights, cache_per_token, batch)`` is the context from which a pass reads more cache
     than weights."""
@@ -149,13 +150,14 @@ def check_crossing(solution: Callable) -> Answer:
             if verdict:
                 return verdict
             right = weights / (batch * each)
-            if not isinstance(answer, (int, float)) or abs(answer - right) > 1 + 0.001 * right:
+            if not close(answer, right, 1 + 0.001 * right):
                 return Answer("wrong", f"For {weights:,} bytes of weights, {each:,} bytes of cache per token and batch "
                                        f"{batch}, {answer!r} instead of about {right:,.0f}.")
     return Answer("right", "A batch shares the weights and nobody's cache: the larger it is, the sooner the cache "
                            "rules.")
 
 
+@check
 def check_entry(solution: Callable) -> Answer:
     """Exercise 9.2: ``solution(position, sink, ring)`` is the entry of a token in a buffer of ``sink`` entries that
     stay and ``ring`` entries that are used in turn."""

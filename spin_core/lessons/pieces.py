@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from spin_core.lessons.exercises import Answer, attempt
+from spin_core.lessons.exercises import Answer, attempt, check
 
 
+@check
 def check_rows(solution: Callable) -> Answer:
     """Exercise 4.1: ``solution(lengths, width)`` is R(W), the number of pieces of at most ``width`` keys."""
     rng = np.random.default_rng(0)
@@ -35,6 +36,7 @@ def check_rows(solution: Callable) -> Answer:
     return Answer("right", "Narrower pieces are more pieces, and each needs a copy of its request's queries.")
 
 
+@check
 def check_merge(solution: Callable) -> Answer:
     """Exercise 4.2: ``solution(outs, lses)``, of arrays ``[R, T, d]`` and ``[R, T]``, is the attention
     ``[T, d]`` over all keys of a request that was cut into R pieces."""

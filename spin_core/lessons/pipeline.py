@@ -12,7 +12,7 @@ import torch
 
 from spin_core.bench.pipeline import full_batch
 from spin_core.engine import Engine
-from spin_core.lessons.exercises import Answer, attempt
+from spin_core.lessons.exercises import Answer, attempt, check, close
 from spin_core.pipeline.schedule import simulate, split_time, steady
 from spin_core.request import SamplingParams
 
@@ -74,6 +74,7 @@ def climb(decisions: Sequence) -> list:
     return max(climbs, key=lambda c: (len(c[-1].throughput), sum(c[-1].throughput.values())), default=[])
 
 
+@check
 def check_finish(solution: Callable) -> Answer:
     """Exercise 5.1: ``solution(draft, verify)``, seconds per group, is when one round of the pipeline is over."""
     dice = random.Random(0)
@@ -84,22 +85,19 @@ def check_finish(solution: Callable) -> Answer:
         if verdict:
             return verdict
         right = simulate(draft, verify).seconds
-        try:
-            wrong = abs(float(answer) - right) > 1e-9
-        except (TypeError, ValueError):
-            return Answer("wrong", f"When a round is over is a number of seconds; yours is {answer!r}.")
-        if wrong:
+        if not close(answer, right, 1e-9):
             hint = ""
-            if abs(answer - sum(draft) - sum(verify)) < 1e-9:
+            if close(answer, sum(draft) + sum(verify), 1e-9):
                 hint = " That is taking turns: a group can be verified while the next is drafted."
-            elif abs(answer - max(sum(draft), sum(verify))) < 1e-9:
+            elif close(answer, max(sum(draft), sum(verify)), 1e-9):
                 hint = " The ideal forgets that the first group cannot be verified before it is drafted."
             return Answer("wrong", f"For draft = {_short(draft)} and verify = {_short(verify)} it is over after "
-                                   f"{right:.3g}, yours is {float(answer):.3g}.{hint}")
+                                   f"{right:.3g} seconds, yours is {answer!r}.{hint}")
     return Answer("right", "Verifying starts when its draft is there and the last verification is over: "
                            "the later of the two.")
 
 
+@check
 def check_best_count(solution: Callable) -> Answer:
     """Exercise 5.2: ``solution(draft, verify, fixed, most)`` is the count in 1 .. most with the shortest round, of a
     pipeline that runs empty at the end of every round."""

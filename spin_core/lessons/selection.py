@@ -10,7 +10,7 @@ from numpy import ndarray
 
 from spin_core.bench import names
 from spin_core.lessons.cores import on_all_cores
-from spin_core.lessons.exercises import OPEN, Answer, attempt
+from spin_core.lessons.exercises import Answer, attempt, check, close
 from spin_core.lessons.stored import stored
 from spin_core.select import NONE, make
 from spin_core.select.oracle import Planned, oracle_request
@@ -131,25 +131,23 @@ def window(run: Replay, count: int = 24) -> tuple[ndarray, ndarray, ndarray]:
     return tokens.cumsum(), tokens / seconds, shares / shares.sum(1, keepdims=True).clip(1)
 
 
+@check
 def check_shrink(solution: Callable) -> Answer:
     """Exercise 3.1: ``solution(tokens, seconds, pool_rate, pool_seconds)``, a rate shrunk to that of all requests."""
     for tokens, seconds, rate, trust in ((0, 0.0, 50.0, 0.4), (30, 0.5, 50.0, 0.5), (10, 1.0, 40.0, 0.0),
                                         (7, 0.1, 20.0, 1e6)):
-        try:
-            answer = solution(tokens, seconds, rate, trust)
-        except ZeroDivisionError:
-            return Answer("wrong", f"Your function divides by zero for {tokens} tokens in {seconds} s.")
-        except Exception as error:
-            return Answer("wrong", f"Your function raised {type(error).__name__}: {error}")
-        if answer is None or answer is Ellipsis:
-            return OPEN
+        answer, verdict = attempt(solution, tokens, seconds, rate, trust,
+                                  called=f"shrink({tokens}, {seconds}, {rate:g}, {trust:g})")
+        if verdict:
+            return verdict
         right = (tokens + rate * trust) / (seconds + trust)
-        if abs(answer - right) > 1e-6 * right:
+        if not close(answer, right, 1e-6 * right):
             return Answer("wrong", f"{tokens} tokens in {seconds} s, and {trust:g} s worth of trust in {rate:g} "
-                                   f"tokens/s: you say {answer:.4g}, it should be {right:.4g}.")
+                                   f"tokens/s: you say {answer!r}, it should be {right:.4g}.")
     return Answer("right", "A ratio of sums: the request's own books, with a page borrowed from all the others.")
 
 
+@check
 def check_budget(solution: Callable) -> Answer:
     """Exercise 3.2: ``solution(worth, cost)``: how many of the positions, best first, make tokens per second largest.
 
@@ -161,14 +159,17 @@ def check_budget(solution: Callable) -> Answer:
         return int(np.argmax(rates))
 
     cases = [([[.9, .8, .7], [.5, .2, .1]], lambda n: 1 + .2 * n), ([[.9, .8], [.5, .2]], lambda n: 1.0),
-             ([[.3, .1], [.2, .0]], lambda n: n), ([[.95, .9, .85, .8]] * 3, Passes((1, 8, 16), (1, 1.1, 3)))]
+             ([[.3, .1], [.2, .0]], lambda n: n), ([[.95, .9, .85, .8]] * 3, Passes((1, 8, 16), (1, 1.1, 3))),
+             ([[.9, .8, .7], [.6, .5, .4]], lambda n: 1 if n <= 2 else 1.6)]
     for worth, cost in cases:
         answer, verdict = attempt(solution, [list(row) for row in worth], cost)
         if verdict:
             return verdict
         right = best(worth, cost)
-        if answer != right:
-            return Answer("wrong", f"For worth = {worth} you draft {answer} positions; {right} bring more tokens per "
-                                   "second. Do you count the token that every request gets anyway?")
+        if not close(answer, right, 0):
+            return Answer("wrong", f"For worth = {worth} you draft {answer!r} positions; {right} bring more tokens per "
+                                   "second. Do you count the token that every request gets anyway? And costs may have "
+                                   "a step: the first position behind it may lose and many together gain.")
     return Answer("right", "Cheap rows: draft all. Dear rows: draft nothing. Between them the sorted list is cut where "
-                           "the next position brings less than the average second does.")
+                           "the next position brings less than the average second does, or, where costs have steps, "
+                           "wherever all numbers compared say.")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from spin_core.bench import names
-from spin_core.lessons.exercises import OPEN, Answer
+from spin_core.lessons.exercises import OPEN, Answer, check, close
 from spin_core.lessons.stored import stored
 from spin_core.simulate import paper
 from spin_core.simulate.profiles import BYTES, DRAFTERS, HARDWARE, TARGETS, Hardware, Model
@@ -174,6 +174,7 @@ def steps_that_lose(ladders: Mapping[str, Mapping[str, float]]) -> str:
     return "\n".join(out)
 
 
+@check
 def check_floor(solution: Callable) -> Answer:
     """Exercise 7.1: ``solution(parameters, bytes_per_value, bandwidth)`` is the least time of a pass, in
     seconds."""
@@ -185,6 +186,7 @@ def check_floor(solution: Callable) -> Answer:
                            "published times.")
 
 
+@check
 def check_ridge(solution: Callable) -> Answer:
     """Exercise 7.2: ``solution(arithmetic, stream, bytes_per_value)``, in FLOP/s and bytes/s, is the number of rows
     from which a product takes longer than reading its weights."""
@@ -206,6 +208,6 @@ def _wrong(solution: Callable, expected: float, *given):
         return lambda where: ("wrong", f"{where}: it raised {said}")
     if got is None or got is ...:
         return lambda where: (OPEN.status, OPEN.message)
-    if not isinstance(got, (int, float)) or abs(got - expected) > 0.01 * expected:
+    if not close(got, expected, 0.01 * expected):
         return lambda where: ("wrong", f"{where}: {got} instead of about {expected:.3g}")
     return None

@@ -12,7 +12,7 @@ from torch import Tensor
 from spin_core.draft.shape import expansion
 from spin_core.draft.tree import ancestor_mask, depths
 from spin_core.engine import Engine, Prompt
-from spin_core.lessons.exercises import Answer, attempt
+from spin_core.lessons.exercises import Answer, attempt, check, close
 from spin_core.lessons.verify_rules import P, Q
 from spin_core.randomness import ACCEPT, DRAFT, RESIDUAL, race, uniform
 from spin_core.request import SamplingParams
@@ -100,6 +100,7 @@ def walk(drawing: str = "without_replacement", seed: int = 0, count: int = 3, p:
 
 # ---- exercises
 
+@check
 def check_tested_law(solution: Callable) -> Answer:
     """Exercise 8.1: ``solution(q, elders)``: the law a child drawn without replacement is tested with."""
     rng = np.random.default_rng(1)
@@ -117,7 +118,7 @@ def check_tested_law(solution: Callable) -> Answer:
         if any(answer[e] != 0 for e in elders):
             return Answer("wrong", f"With elder siblings {elders} your law still gives one of them mass: it cannot be "
                           "drawn.")
-        if abs(answer.sum() - 1) > 1e-9:
+        if not close(answer.sum(), 1, 1e-9):
             return Answer("wrong", f"With elder siblings {elders} your law sums to {answer.sum():.3f}.")
         want = q.copy()
         want[elders] = 0
@@ -127,6 +128,7 @@ def check_tested_law(solution: Callable) -> Answer:
     return Answer("right", "The law of a draw, given what was drawn before it: Sequoia's rule is no more than that.")
 
 
+@check
 def check_tree_tokens(solution: Callable) -> Answer:
     """Exercise 8.2: ``solution(parents, rates)``: tokens expected per verification of a tree of that shape."""
     cases = [((-1,), [0.6]), ((-1, 0, 1), [0.6]), ((-1, -1), [0.5, 0.2]), (expansion([2, 2]).parents, [0.5, 0.2]),
@@ -136,9 +138,8 @@ def check_tree_tokens(solution: Callable) -> Answer:
         if verdict:
             return verdict
         want = expected_tokens(parents, rates)
-        if not isinstance(answer, (int, float, np.number)) or abs(answer - want) > 1e-9:
-            hint = " Is the target's own token counted?" if isinstance(answer, (int, float)) and \
-                abs(answer + 1 - want) < 1e-9 else ""
+        if not close(answer, want, 1e-9):
+            hint = " Is the target's own token counted?" if close(answer, want - 1, 1e-9) else ""
             return Answer("wrong", f"parents {list(parents)}, rates {rates}: expected {want:.3f}, yours is "
                           f"{answer!r}.{hint}")
     return Answer("right", "A node counts with the product of the rates on its path. The best shape maximises this "

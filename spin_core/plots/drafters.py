@@ -110,7 +110,7 @@ def best_share(share: Mapping[str, Mapping[str, float]], counts: Mapping[str, in
     ax, beside = panels[0], panels[-1]
     _stacked(ax, share, [f"{name}\n{counts[name]}" for name in share])
     ax.set(ylabel="share of requests", xlabel="workload and its number of requests",
-           title="Best drafter, measured here")
+           title="Best drafter, from measurements here")
     if modelled:
         _stacked(panels[1], modelled, list(modelled))
         panels[1].set_title("Modelled: LLaMA-7B")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 import re
 from pathlib import Path
@@ -123,3 +124,32 @@ def test_the_solutions_that_a_lesson_shows_are_right_and_its_exercise_cells_open
         assert check_called(check)(space[name]).status == "open"
         exec(next(s for s in solutions if f"def {name}(" in s), space)
         assert check_called(check)(space[name]).status == "right"
+
+
+# every check of a function that a student writes (a kernel's check takes a "rung")
+CHECKS = {name: function for module in pkgutil.iter_modules(lessons.__path__)
+          for name, function in vars(importlib.import_module(f"spin_core.lessons.{module.name}")).items()
+          if name.startswith("check_") and list(inspect.signature(function).parameters) == ["solution"]}
+
+
+@pytest.mark.parametrize("answer", ["three", float("nan"), -1, [None] * 4, np.array([1.0, 2.0]), [10 ** 6] * 4, {}, object])
+@pytest.mark.parametrize("name", CHECKS)
+def test_what_is_no_answer_is_wrong_and_never_raises(name, answer):
+    assert CHECKS[name](lambda *given: answer).status == "wrong"
+
+
+def test_the_rarest_ids_are_no_vocabulary_even_if_the_stop_id_is_frequent():
+    def lazy(counts, size, stops):
+        frequent = list(np.argsort(counts)[::-1][:size - len(stops)])
+        ids = dict.fromkeys([*stops, *frequent])
+        return sorted([*ids, *[i for i in range(len(counts)) if i not in ids]][:size] if len(ids) < size else ids)
+    assert CHECKS["check_vocabulary"](lazy).status == "wrong"
+
+
+def test_a_budget_is_not_where_the_first_position_loses():
+    def hasty(worth, cost):
+        values = sorted((w for row in worth for w in row), reverse=True)
+        rates = [(len(worth) + sum(values[:n])) / cost(len(worth) + n) for n in range(len(values) + 1)]
+        return next((n for n in range(len(values)) if rates[n + 1] <= rates[n]), len(values))
+    verdict = CHECKS["check_budget"](hasty)
+    assert verdict.status == "wrong" and "step" in verdict.message
