@@ -32,7 +32,7 @@ def copy(tmp_path):
     folder = tmp_path / "figures"
     folder.mkdir()
     for document in figures.read():
-        if document["name"] in {*comparison.ROWS, *comparison.LARGE.values()}:
+        if document["name"] in {*comparison.ROWS, *comparison.SECOND.values()}:
             (folder / f"{document['name']}.json").write_text(json.dumps(document))
             (folder / f"{document['name']}.svg").write_text("<svg/>")
     return folder
@@ -100,7 +100,7 @@ def test_what_was_replayed_or_predicted_is_called_so_and_stands_beside_what_was_
                         "SPIN over x, batch 8, greedy": 3})
     put("select-live", [{"contender": who, "vs_best_fixed": r} for who, r in (("policy spin", 1.06), ("none", .5))], {})
     cell = re.search(r"\[selection_vs_fixed\].*\| (replayed: .*) \|\n", comparison.table(copy))[1]
-    assert cell.split("; ")[1:] == ["live, over the best: 1.20× at batch 1, 0.90× at batch 8 (bench peers, box)",
+    assert cell.split("; ")[1:] == ["live, over the best: 1.20× at batch 1, 0.90× at batch 8 (bench peers, box, all workloads)",
                                     "live, over the best: 1.06× (bench select-live, box)"]
 
 

@@ -33,11 +33,13 @@ def floor(model: Model, card: Hardware, dtype: str = "fp16") -> float:
 
 
 def bounds(data_set: str, requests: int, target: str = "LLaMA-7B") -> dict[str, float]:
-    """What each part of SPIN can bring at most over vanilla, by the model: were it perfect, and the others not there.
+    """What SPIN can bring at most over vanilla, by the model: each part, were it perfect and the others not there, and
+    all of them together.
 
     "selection": every request has the drafter that is best for it, known beforehand, at the price of a pass that all
     share. "decomposition": verification without padding. "pipeline": drafting hides behind verification, or the other
-    way round, and no fixed cost is paid twice. "together": the product of the three.
+    way round, and no fixed cost is paid twice. "together": all three at once, which is more than their product, as
+    drafting that is hidden makes larger drafters the best for many requests.
     """
     recording = paper.texts(data_set, requests)
     draft = {arm: paper.stages(data_set, arm, requests=requests)["draft"] for arm in DRAFTERS}
@@ -53,7 +55,8 @@ def bounds(data_set: str, requests: int, target: str = "LLaMA-7B") -> dict[str, 
     d, v = draft[paper.VANILLA], ways["decomposed"]
     out = {"selection": float(seconds[vanilla].sum() / seconds.min(0).sum()),
            "decomposition": (d + ways["padded"]) / (d + v), "pipeline": (d + v) / max(d, v)}
-    return out | {"together": float(np.prod(list(out.values())))}
+    hidden = np.maximum([draft[arm] for arm in recording.arms], v)[:, None]
+    return out | {"together": float(seconds[vanilla].sum() / (recording.lengths * hidden / mean).min(0).sum())}
 
 
 def at_scale(data_set: str, batch: int, requests: int,
@@ -194,13 +197,13 @@ def check_ridge(solution: Callable) -> Answer:
         for dtype in card.flops:
             arithmetic, size = card.arithmetic(dtype), BYTES[dtype]
             expected = arithmetic * size / (2 * card.stream)
-            if (wrong := _wrong(solution, expected, arithmetic, card.stream, size)) is not None:
+            if (wrong := _wrong(solution, expected, arithmetic, card.stream, size, slack=1)) is not None:
                 return Answer(*wrong(f"{card.name}, {dtype}"))
     return Answer("right", "Up to there a drafted token is verified for free, and cutting the batch saves nothing.")
 
 
-def _wrong(solution: Callable, expected: float, *given):
-    """None if the solution gives what is expected (within 1 %), else what to say, as a function of where."""
+def _wrong(solution: Callable, expected: float, *given, slack: float = 0.0):
+    """None if the solution gives what is expected (within ``slack`` and 1 %), else what to say, as a function of where."""
     try:
         got = solution(*given)
     except Exception as error:
@@ -208,6 +211,6 @@ def _wrong(solution: Callable, expected: float, *given):
         return lambda where: ("wrong", f"{where}: it raised {said}")
     if got is None or got is ...:
         return lambda where: (OPEN.status, OPEN.message)
-    if not close(got, expected, 0.01 * expected):
+    if not close(got, expected, slack + 0.01 * expected):
         return lambda where: ("wrong", f"{where}: {got} instead of about {expected:.3g}")
     return None

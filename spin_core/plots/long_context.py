@@ -130,7 +130,7 @@ def our_family(rows: Sequence[Mapping], batch: int, gamma: int) -> Figure:
         panel.barh(y + (i - 1) * .27, values, .25, color=colour, label=label)
         for at, value in zip(y, values):
             if np.isfinite(value):
-                panel.text(value, at + (i - 1) * .27, f" {value:.2f}", va="center", size=8)
+                panel.text(value, at + (i - 1) * .27, f"{value:.2f} ", va="center", ha="right", size=8)
     panel.axvline(1, color=INK, linewidth=1, linestyle=":")
     panel.set(yticks=y, yticklabels=[row["drafter"] for row in rows], ylim=(len(rows) - .4, -.6),
               xlabel="throughput over plain decoding", title=f"Our family, batch {batch}, gamma {gamma}")
@@ -151,19 +151,19 @@ def acceptance(rows: Sequence[Mapping], bar: float, here: Sequence[Mapping] = ()
         panel.barh(y, [row[key] for row in rows], .6,
                    color=[tint((BLUE, ORANGE, GREEN)[groups.index(row["texts"])], .85) for row in rows])
         stars = {at: one[key] for at, row in zip(y, rows) for one in here if _setting(one) == _setting(row)}
-        panel.plot(list(stars.values()), list(stars), linestyle="none", marker="*", markersize=12, color=INK,
-                   markeredgecolor="white", label="measured in this notebook")
+        if stars:
+            panel.plot(list(stars.values()), list(stars), linestyle="none", marker="*", markersize=12, color=INK,
+                       markeredgecolor="white", label="measured in this notebook")
         for at, row in zip(y, rows):
             panel.text(0.02 * bar if key == "acceptance" else 0.08, at, f"{row[key]:.2f}", va="center", size=9,
-                       color="white", weight="bold")
+                       color=INK, weight="bold")
         panel.grid(axis="y", visible=False)
-    left.axvline(bar, color=INK, linewidth=1, linestyle=":")
+    left.axvline(bar, color=INK, linewidth=1, linestyle=":", label=f"our bar: {bar:g}, documents, half of the context")
     left.set(yticks=y, yticklabels=[f"{row['texts']}{', sampled' * (row.get('law') == 'sampled')}: sees {row['window']}"
                                     + (" of it" if "/" in row["window"] else " tokens") for row in rows],
              ylim=(y[-1] + .6, -.6), xlim=(0, 1.05), xlabel="of the tested tokens (measured)", title="Accepted")
     right.set(xlabel="measured, gamma 4", title="Tokens per verification", xlim=(0, 5.2))
-    if here:
-        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 
 

@@ -75,7 +75,7 @@ def _overall(n: Numbers) -> list:
                                *_served("our plain decoding", "plain decoding", n.directory)])]
 
 
-def _ablation(n: Numbers) -> list:
+def _ablation(n: Numbers, whole: Numbers) -> list:
     rungs = ("+ selection", "+ decomposition", "+ pipeline")
 
     def climb(series: dict) -> str:
@@ -83,9 +83,16 @@ def _ablation(n: Numbers) -> list:
 
     def ladder(kind: str) -> Callable[[], str]:
         return lambda: climb(n.series[kind, "CP, LLaMA-7B"])
-    return [ladder("published"), ladder("modelled"),
-            lambda: _listed({where: text for where, series in n.labelled("measured").items()
-                             if (text := climb(series))})]
+
+    def measured() -> str:
+        found = {where: text for where, series in n.labelled("measured").items() if (text := climb(series))}
+        for label, rates in whole.labelled("measured").items():
+            where = label.removesuffix(", tokens/s")
+            if rates.get("vanilla") and rates.get("plain"):
+                text = climb({rung: rate / rates["plain"] for rung, rate in rates.items()})
+                found[f"over plain decoding, vanilla {rates['vanilla'] / rates['plain']:.2f}×; {where}"] = text
+        return _listed(found)
+    return [ladder("published"), ladder("modelled"), measured]
 
 
 def _at_scale(large: Numbers, policy: str, rival: str) -> float:
@@ -125,7 +132,7 @@ def _served(rival: str, name: str, directory: str | Path | None) -> list[str]:
         bars = ((re.fullmatch(rf"SPIN over {rival}, (batch \d+), greedy", bar), ratio)
                 for bar, ratio in peers.bars.items())
         if ratios := [f"{ratio:.2f}× at {bar[1]}" for bar, ratio in bars if bar and ratio]:
-            out.append(f"live, over {name}: {', '.join(ratios)} (bench peers, {peers.machine})")
+            out.append(f"live, over {name}: {', '.join(ratios)} (bench peers, {peers.machine}, all workloads)")
     return out
 
 
@@ -192,9 +199,10 @@ def _heuristic(n: Numbers, large: Numbers) -> list:
     return [lambda: "the best number or one next to it", modelled if large.series else None, measured]
 
 
-LARGE = {"selection_vs_fixed": "selection_at_scale", "selection_vs_bandits": "selection_at_scale",
+SECOND = {"ablation": "system_measured",
+          "selection_vs_fixed": "selection_at_scale", "selection_vs_bandits": "selection_at_scale",
          "microbatches": "microbatches_at_scale", "microbatch_heuristic": "microbatch_heuristic_at_scale"}
-"""Where a figure's modelled numbers are those of a second one."""
+"""The rows that need the numbers of a second figure."""
 
 ROWS = {"best_ssm_share": ("share of requests for which a drafter is best", _share),
         "batching_loss": ("share of the speed-up lost to padding (negative: the padded way is faster)", _padding),
@@ -216,7 +224,7 @@ def table(directory: str | Path | None = None) -> str:
         raise ValueError(f"the table needs the figures {', '.join(sorted(missing))}: run their notebooks first")
     lines = [HEAD]
     for name, (what, read) in ROWS.items():
-        parts = [documents[name]] + ([documents.get(LARGE[name], {"series": []})] if name in LARGE else [])
+        parts = [documents[name]] + ([documents.get(SECOND[name], {"series": []})] if name in SECOND else [])
         cells = [_cell(make) for make in read(*(Numbers(part, directory) for part in parts))]
         lines.append(f"| [{name}](figures/{name}.svg) | {what} | {' | '.join(cells)} |")
     return "\n".join(lines)
