@@ -169,7 +169,7 @@ def microbatch_heuristic(cases: Sequence[Mapping]) -> Figure:
     right.barh(y + 0.18, [c["share"] for c in cases], 0.34, color=tint(RED, 0.4),
                label="with the time that trying took")
     for row, case in zip(y, cases):
-        for key, at in (("right", row - 0.18), ("share", row + 0.18)):        # inside: the line at 1 crosses what is outside
+        for key, at in (("right", row - 0.18), ("share", row + 0.18)):      # inside: outside the line at 1 crosses it
             right.text(case[key] - 0.02, at, f"{case[key]:.2f}", va="center", ha="right", size=8.5)
     right.axvline(1, color=INK, linewidth=1, linestyle=":")
     right.set(xlabel="goodput over the best's", xlim=(0, 1.25), title="What it cost")
