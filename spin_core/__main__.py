@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections import Counter
@@ -30,11 +29,13 @@ def main(argv: list[str] | None = None) -> int:
     commands.add_parser("fetch", help="fetch and check the embedded models")
     commands.add_parser("distill", help="make a drafter from the target").fill = _distill_arguments
     commands.add_parser("bench", help="run a benchmark").fill = _bench_arguments
-    args = parser.parse_args(argv)
     try:
+        args = parser.parse_args(argv)
         if getattr(args, "json", None):
             _check_writable(Path(args.json))
         return {"generate": _generate, "fetch": _fetch, "distill": _distill, "bench": _bench}[args.command](args)
+    except SystemExit:          # argparse has said what there is to say
+        raise
     except _refusals() as error:
         print(f"error: {error}", file=sys.stderr)       # nothing is wrong with the program: no traceback
         return 2
@@ -116,6 +117,13 @@ def _generate(args) -> int:
     requests = engine.generate(prompts, params)
     if not speaks():
         return 0
+    metrics = engine.trace.metrics()
+    if args.json:
+        provenance.save(args.json, {
+            **provenance.here(), "arguments": {k: v for k, v in vars(args).items() if k != "command"},
+            "requests": [{"id": r.id, "prompt_ids": r.prompt_ids, "output_ids": r.output_ids, "text": r.text,
+                          "finish_reason": r.finish_reason.value, "error": r.error} for r in requests],
+            "metrics": metrics, "events": engine.trace.to_pandas().astype(object).to_dict("records")})
     for request in requests:
         if len(requests) > 1:
             print(f"--- request {request.id}: {len(request.output_ids)} tokens, {request.finish_reason.value}")
@@ -123,20 +131,11 @@ def _generate(args) -> int:
             print(_marked(engine, request))
         else:
             print(f"error: request {request.id}: {request.error}", file=sys.stderr)
-    metrics = engine.trace.metrics()
     print(f"\n{metrics['emitted']} tokens, {metrics['goodput']:.1f} tokens/s, "
           f"{metrics['tokens_per_verification'] or 0:.2f} tokens per verification; "
           f"{f'drafter {engine.drafter}' if engine.drafter else _served(engine)}: "
           f"{metrics['accepted']} of {metrics['drafted']} drafted tokens accepted"
           + (f" ({metrics['acceptance_rate']:.0%})" if metrics["drafted"] else ""))
-    if args.json:
-        events = engine.trace.to_pandas().astype(object)
-        events = events.where(events.notna(), None)         # JSON has no NaN
-        Path(args.json).write_text(json.dumps({
-            **provenance.here(), "arguments": {k: v for k, v in vars(args).items() if k != "command"},
-            "requests": [{"id": r.id, "prompt_ids": r.prompt_ids, "output_ids": r.output_ids, "text": r.text,
-                          "finish_reason": r.finish_reason.value, "error": r.error} for r in requests],
-            "metrics": metrics, "events": events.to_dict("records")}, indent=1))
     return 1 if any(r.finish_reason is FinishReason.ERROR for r in requests) else 0
 
 
@@ -148,7 +147,8 @@ def _count(text: str) -> int | str:
 def _served(engine) -> str:
     """Who drafted how much of what was verified."""
     steps = Counter(e.drafter for e in engine.trace.events if e.kind == "step" and e.emitted)
-    return "drafters " + ", ".join(f"{name} {count / steps.total():.0%}" for name, count in steps.most_common())
+    return "drafters " + (", ".join(f"{name} {count / steps.total():.0%}" for name, count in steps.most_common()) or
+                          "none yet")
 
 
 def _workload_names() -> tuple[str, ...]:

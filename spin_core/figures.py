@@ -7,7 +7,7 @@
       "name": "ablation",
       "caption": "one or two sentences: what is plotted, and what to see in it",
       "notes": "longer remarks, or an empty string",
-      "notebook": "05_ablation",       notebook and profile that produced it, null outside a run of
+      "notebook": "05_pipeline",       notebook and profile that produced it, null outside a run of
       "profile": "default",            spin_core.reproduce
       "series": [
         {

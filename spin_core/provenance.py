@@ -1,8 +1,10 @@
-"""Where a measured number comes from: the machine, the versions, the commit, the time."""
+"""Where a measured number comes from (the machine, the versions, the commit, the time), and files of such numbers."""
 
 from __future__ import annotations
 
 import functools
+import json
+import math
 import os
 import platform
 import subprocess
@@ -31,9 +33,10 @@ def here() -> dict[str, Any]:
     - ``cpu``      model name of the processor; ``cpu_kind``: its family, model and widest vectors, for clouds give very
       different processors one name (None where the system does not tell); ``cores``: how many this process may
       use; ``threads``: how many torch uses in one operation; ``memory_gib``: main memory;
-    - ``gpu``      name of the first CUDA device and its driver's CUDA version, or None;
+    - ``gpu``      name of the first CUDA device and the CUDA version that torch was built with, or None;
     - ``versions`` of Python and of every package in `PACKAGES`, None where one is not installed;
-    - ``commit``   git commit of the checkout, with ``-dirty`` when the code differs from it, or None;
+    - ``commit``   git commit of the checkout when this module was imported, with ``-dirty`` when the code differed
+      from it (or git could not tell), or None;
     - ``date``     UTC, ISO 8601, to the second.
     """
     import torch
@@ -42,7 +45,7 @@ def here() -> dict[str, Any]:
         **_hardware(),
         "threads": torch.get_num_threads(),
         "versions": {"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
-        "commit": commit(),
+        "commit": STARTED_FROM,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
 
@@ -66,8 +69,9 @@ def commit(root: Path = ROOT) -> str | None:
     if not top or Path(top).resolve() != Path(root).resolve():
         return None
     head = _output("git", "-C", str(root), "rev-parse", "HEAD")
-    changed = _output("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no", "--", *CODE)
-    return f"{head}-dirty" if head and changed else head or None
+    # "-b" puts a line first, so nothing at all means that git failed
+    told = _output("git", "-C", str(root), "status", "--porcelain", "-b", "--untracked-files=normal", "--", *CODE)
+    return f"{head}-dirty" if head and len(told.splitlines()) != 1 else head or None
 
 
 @functools.cache
@@ -127,3 +131,26 @@ def _output(*command: str) -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip()
+
+
+STARTED_FROM = commit()
+"""What ran is what was there at the start, whatever is committed meanwhile."""
+
+
+def save(path: str | Path, document: dict[str, Any]) -> None:
+    """Write ``document`` as JSON: the file appears whole or not at all, and has null for numbers that JSON does not
+    have."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps(_plain(document), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    os.replace(partial, path)
+
+
+def _plain(value: Any) -> Any:
+    """The same with None for numbers that are none or infinite."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

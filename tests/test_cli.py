@@ -1,5 +1,6 @@
 """The command line on a tiny family: what it prints, what it writes, and how it says no."""
 
+import io
 import json
 import os
 import subprocess
@@ -90,6 +91,15 @@ def test_one_bad_prompt_fails_alone(family, capsys):
     assert main(["generate", "--prompt", good, "--prompt", bad, "--max-new-tokens", "4"]) == 1
     out, err = capsys.readouterr()
     assert "error: request " in err and "the prompt is empty" in err and "4 tokens, length" in out
+
+
+def test_a_file_is_written_even_if_nothing_can_be_printed(family, tmp_path, monkeypatch):
+    out = tmp_path / "out.json"
+    full = io.StringIO()
+    monkeypatch.setattr(full, "write", lambda text: (_ for _ in ()).throw(OSError("no space")))
+    monkeypatch.setattr("sys.stdout", full)
+    assert main(["generate", "--prompt", "abc", "--max-new-tokens", "4", "--json", str(out)]) == 2
+    assert len(json.loads(out.read_text())["requests"][0]["output_ids"]) == 4
 
 
 def test_how_long_a_prompt_may_be_can_be_said(family, capsys):

@@ -164,3 +164,11 @@ def test_captions_name_a_gpu_only_where_one_was_measured():
 
 def test_ceilings_are_those_of_the_texts_that_are_served_at_scale():
     assert lesson.ceilings_at_scale("CP", 4, 2) == paper.selection_ceilings("CP", 12, 4)
+
+
+def test_blank_lines_round_the_marks_do_not_keep_the_old_table(copy, tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{comparison.START}\n\n| old |\n\n{comparison.END}\nafter\n")
+    comparison.write(readme, copy)
+    assert "| old |" not in readme.read_text() and comparison.current(readme.read_text()) == comparison.table(copy)
+    assert readme.read_text().startswith("before\n") and readme.read_text().endswith("\nafter\n")

@@ -49,3 +49,7 @@ def test_memory_stays_flat(service):
     objects = [objects for objects, _ in load.serve(engine, todo[:200], 1, keep=False, marks=4).memory]
     # a leaked request would leave a dozen objects, with its output
     assert len(objects) >= 4 and objects[-1] - objects[1] < 300, objects
+
+
+def test_growth_is_unknown_where_the_system_does_not_tell():
+    assert load._growth([0] * 9) is None and load._growth([2, 2, 2, 3, 3, 3, 4, 4, 4]) == 2

@@ -7,6 +7,7 @@ import socket
 import subprocess
 from pathlib import Path
 
+import pytest
 import torch
 
 from spin_core import provenance
@@ -57,3 +58,25 @@ def test_commit_of_a_checkout(tmp_path):
     (tmp_path / "spin_core" / "code.py").write_text("a = 2\n")
     assert provenance.commit(tmp_path) == head + "-dirty"
     assert provenance.commit(tmp_path / "spin_core") is None, "a folder inside somebody's checkout"
+    (tmp_path / "spin_core" / "code.py").write_text("a = 1\n")
+    assert provenance.commit(tmp_path) == head
+    (tmp_path / "spin_core" / "new.py").touch()
+    assert provenance.commit(tmp_path) == head + "-dirty", "code that git does not know yet"
+    (tmp_path / "spin_core" / "new.py").unlink()
+    (tmp_path / ".git" / "index").write_text("broken")
+    assert provenance.commit(tmp_path) == head + "-dirty", "git cannot tell"
+
+
+def test_a_commit_made_meanwhile_is_not_what_ran(monkeypatch):
+    before = provenance.here()["commit"]
+    monkeypatch.setattr(provenance, "commit", lambda root=None: "made while it ran")
+    assert provenance.here()["commit"] == before
+
+
+def test_a_saved_document_is_whole_and_strict_json(tmp_path):
+    path = tmp_path / "new" / "numbers.json"
+    provenance.save(path, {"a": [1.5, float("nan"), float("inf")], "b": {"c": (1, None)}})
+    assert json.loads(path.read_text(), parse_constant=pytest.fail) == {"a": [1.5, None, None], "b": {"c": [1, None]}}
+    with pytest.raises(TypeError):
+        provenance.save(path, {"a": object()})
+    assert json.loads(path.read_text())["b"] == {"c": [1, None]}, "what was there is still there"

@@ -79,6 +79,10 @@ def test_command_refuses_what_it_does_not_know(tmp_path, capsys):
     assert "no notebooks in" in capsys.readouterr().err
     assert main(["--device", "abacus", "--output", str(tmp_path)], notebooks=tmp_path) == 2
     assert "device 'abacus' cannot be used" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert main(["--device", "cpu", "--output", str(tmp_path / "file")], notebooks=tmp_path) == 2
+    assert "file" in capsys.readouterr().err
+    (tmp_path / "file").unlink()
     for wrong in (["--profile", "huge"], ["--store", "--profile", "quick"]):
         with pytest.raises(SystemExit) as stop:
             main(wrong, notebooks=tmp_path)
@@ -127,10 +131,12 @@ def test_package_digest_sees_code_data_and_pins(tmp_path):
     package = tmp_path / "spin_core"
     (package / "zoo").mkdir(parents=True)
     seen = {package_digest(package)}
-    for name, text in (("a.py", "1"), ("a.py", "2"), ("zoo/w.bin", "1"), ("../pyproject.toml", "torch==1")):
+    for name, text in (("a.py", "1"), ("a.py", "2"), ("zoo/w.bin", "1"), ("../pyproject.toml", "torch==1"),
+                       ("../figures/data/box/peers.json", "{}"), ("../figures/data/box/peers.json", "[]")):
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).write_text(text)
         seen.add(package_digest(package))
-    assert len(seen) == 5
+    assert len(seen) == 7
     (package / "__pycache__").mkdir()
     (package / "__pycache__" / "a.pyc").write_text("compiled")
     assert package_digest(package) in seen
@@ -253,10 +259,11 @@ def test_resume_change_and_lost_files(ran, tmp_path, monkeypatch):
     assert again()[0] == ["01_good", "05_last"], "what failed last is not finished, whatever was before"
 
 
-def test_damaged_state_is_named(tmp_path, capsys):
+@pytest.mark.parametrize("damaged", ['{"01', "[]", '{"01_any": 3}'])
+def test_damaged_state_is_named(tmp_path, capsys, damaged):
     state = tmp_path / "runs" / "default" / "state.json"
     state.parent.mkdir(parents=True)
-    state.write_text('{"01')
+    state.write_text(damaged)
     with pytest.raises(ValueError, match="state.json is damaged"):
         runner.State(state)
     write(tmp_path / "01_any.ipynb", "1")

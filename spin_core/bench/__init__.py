@@ -7,12 +7,8 @@ Report``. A report prints a table and then one line per bar; a bar is a number w
 from __future__ import annotations
 
 import importlib
-import json
-import math
 import operator
-import os
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from types import ModuleType
 
 from spin_core import provenance
@@ -73,15 +69,6 @@ def _text(value) -> str:
         f"{value:.0f}" if isinstance(value, float) else str(value)
 
 
-def _plain(value):
-    """The same with null for numbers that JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def module(name: str) -> ModuleType:
     """The module of one benchmark."""
     return importlib.import_module(f"spin_core.bench.{name.replace('-', '_')}")
@@ -92,9 +79,5 @@ def run(name: str, args) -> Report:
     report = module(name).run(args)
     report.print()
     if args.json:
-        path = Path(args.json)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        partial.write_text(json.dumps(_plain(report.as_dict()), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        os.replace(partial, path)
+        provenance.save(args.json, report.as_dict())
     return report

@@ -137,9 +137,11 @@ def run(args) -> Report:
         "how many texts of the embedded family differ through rounding, and by which gaps: bench equality"])
 
 
-def _growth(values: list[int]) -> float:
+def _growth(values: list[int]) -> float | None:
+    """The last third over the first; None where the system does not tell."""
     third = max(1, len(values) // 3)
-    return statistics.median(values[-third:]) / statistics.median(values[:third])
+    first = statistics.median(values[:third])
+    return statistics.median(values[-third:]) / first if first else None
 
 
 def _objects() -> int:

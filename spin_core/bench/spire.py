@@ -106,11 +106,14 @@ def documents(family, count: int, context: int) -> list[list[int]]:
 
 
 def joined(family, pieces, context: int) -> list[int]:
-    """Ids of one prompt: numbered notes, as many as fit, and a question about them."""
+    """Ids of one prompt: numbered notes, as many as fit, and a question about them. ValueError where ``pieces`` end
+    before."""
     notes: list[str] = []
     question = "Read these notes:\n\n{}\n\nWrite a short text that says what the notes are about."
     while True:
         more = notes + [f"Note {len(notes) + 1 + i}: {text}" for i, text in enumerate(islice(pieces, 4))]
+        if len(more) == len(notes):
+            raise ValueError(f"there are not enough texts to join for prompts of {context} tokens")
         ids = family.encode(question.format("\n\n".join(more)))
         if len(ids) > context:
             return family.encode(question.format("\n\n".join(notes or more)))

@@ -20,18 +20,6 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def check_device(device: str) -> None:
-    """Raise ValueError unless torch can use ``device``."""
-    if device == "cpu":
-        return
-    import torch
-
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
-
-
 def _table(directory: Path) -> int:
     """Write the README's table; ``--store`` does so too."""
     try:
@@ -68,7 +56,10 @@ def main(arguments: list[str] | None = None, *, notebooks: Path = ROOT / "notebo
         if not paths:
             raise ValueError(f"no notebooks in {notebooks}")
         device = options.device or default_device()
-        check_device(device)
+        if device != "cpu":
+            from spin_core.zoo.device import usable
+
+            usable(device)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -80,7 +71,7 @@ def main(arguments: list[str] | None = None, *, notebooks: Path = ROOT / "notebo
     except KeyboardInterrupt:
         print("interrupted; finished notebooks are kept, the same command goes on from here", file=sys.stderr)
         return 130
-    except ValueError as error:         # of the state kept from earlier runs; notebooks fail one by one
+    except (ValueError, OSError) as error:      # the state of earlier runs, or where to write; notebooks fail alone
         print(f"error: {error}", file=sys.stderr)
         return 2
 

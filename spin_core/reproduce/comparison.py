@@ -232,18 +232,24 @@ def table(directory: str | Path | None = None) -> str:
 
 def current(readme: str) -> str:
     """The table that stands in the README. ValueError where its marks are not there."""
-    before, start, rest = readme.partition(START)
-    inside, end, _ = rest.partition(END)
-    if not (start and end):
-        raise ValueError(f"the README has no table between {START!r} and {END!r}")
-    return inside.strip()
+    return _parts(readme)[1].strip()
 
 
 def write(readme: Path = README, directory: str | Path | None = None) -> None:
     """Put the table of today's figures into the README."""
-    text = readme.read_text("utf-8")
-    old = current(text)
-    readme.write_text(text.replace(f"{START}\n{old}\n{END}", f"{START}\n{table(directory)}\n{END}"), "utf-8")
+    before, _, after = _parts(readme.read_text("utf-8"))
+    part = readme.with_suffix(".part")
+    part.write_text(f"{before}{START}\n{table(directory)}\n{END}{after}", "utf-8")
+    part.replace(readme)
+
+
+def _parts(readme: str) -> tuple[str, str, str]:
+    """What stands before the table's first mark, between its marks, and behind the last."""
+    before, start, rest = readme.partition(START)
+    inside, end, after = rest.partition(END)
+    if not (start and end):
+        raise ValueError(f"the README has no table between {START!r} and {END!r}")
+    return before, inside, after
 
 
 def _cell(make: Callable[[], str] | None) -> str:

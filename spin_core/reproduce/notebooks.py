@@ -68,9 +68,11 @@ def parameters(notebook: NotebookNode) -> dict[str, Any]:
 
 
 def package_digest(package: Path = ROOT / "spin_core") -> str:
-    """Hash of the package's files and the pinned versions: what a result depends on besides its notebook."""
+    """Hash of the package's files, the pinned versions and the stored benchmarks: what a result depends on besides its
+    notebook."""
     digest = hashlib.sha256()
     files = [path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    files += (package.parent / "figures" / "data").rglob("*.json")
     for path in sorted([*files, package.parent / "pyproject.toml"]):
         if path.exists():
             digest.update(f"{path.relative_to(package.parent).as_posix()}\0".encode())

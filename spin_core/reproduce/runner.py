@@ -44,6 +44,8 @@ class State:
         self.path = path
         try:
             self.entries: dict[str, dict[str, Any]] = json.loads(path.read_text("utf-8"))
+            if not (isinstance(self.entries, dict) and all(isinstance(e, dict) for e in self.entries.values())):
+                raise ValueError("not a table of notebooks")
         except FileNotFoundError:
             self.entries = {}
         except ValueError as error:

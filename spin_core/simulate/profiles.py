@@ -214,9 +214,16 @@ def fit(passes: Sequence[Mapping], peaks: Mapping[str, float], memory: float, *,
 
 
 def fitted(path: str | Path) -> Hardware:
-    """The profile of the machine on which ``bench passes`` wrote ``path``; named after its folder."""
+    """The profile of the machine on which ``bench passes`` wrote ``path``; named after its folder. ValueError for a file
+    that is something else."""
     path = Path(path)
-    report = json.loads(path.read_text("utf-8"))
+    try:
+        return _fitted(path, json.loads(path.read_text("utf-8")))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no file of bench passes ({type(error).__name__}: {error})") from error
+
+
+def _fitted(path: Path, report: dict) -> Hardware:
     peaks = {row["peak"]: row["per_s"] for row in report["rows"] if "peak" in row}
     return fit([row for row in report["rows"] if row.get("fitted")], peaks, report["memory_gib"] * 2 ** 30,
                name=path.parent.name, source=f"{path.parent.name}/{path.name}, {report['cpu']}, commit "

@@ -16,6 +16,7 @@ import torch
 
 from . import compat, huggingface, pruned, table
 from .cachedir import CorruptFileError, FetchError, cache_dir
+from .device import usable
 from .family import DraftModel, Family
 from .install import CachedFile, ensure, fetch, verify
 from .registry import BUILTIN, builtin
@@ -52,12 +53,7 @@ def load(name: str = "smollm2", *, target: str | Path | None = None,
     """
     if isinstance(drafters, (str, Path, DraftModel)):
         raise TypeError(f"drafters must be a list, such as [{drafters!r}]")
-    try:
-        device = torch.device(device)
-    except RuntimeError as error:
-        raise ValueError(f"device {device!r}: {str(error).splitlines()[0]}") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {str(device)!r}: this PyTorch sees no CUDA device")
+    device = usable(device)
     if target is None or str(target) in BUILTIN:
         name = builtin(name if target is None else str(target)).name
         source, known = ensure(name), pruned.shipped()

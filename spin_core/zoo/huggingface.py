@@ -99,5 +99,6 @@ def _named_errors(source: str | Path, role: str) -> Iterator[None]:
         if "trust_remote_code" in reason:       # the library's advice, which cannot be followed here
             reason = "it brings program code of its own, and such code is never run"
         elif not _is_local(source):
-            reason += " Without a network, only folders and models in the Hugging Face cache can be loaded."
+            reason = ("there is no such folder here, so it was taken for a name on the Hugging Face hub. "
+                      f"{reason} Without a network, only folders and models in the Hugging Face cache can be loaded.")
         raise ValueError(f"{role} {str(source)!r} cannot be loaded: {reason}") from error

@@ -38,6 +38,10 @@ def fetch(name: str = "smollm2") -> list[CachedFile]:
     """
     family = builtin(name)
     folder = cache_dir() / name
+    try:
+        return verify(name)         # nothing to do, and perhaps no right to write there
+    except CorruptFileError:
+        pass
     with locked(folder):
         fetched = _ensure_source(family, folder, mend=True)
         converted = _ensure_converted(family, folder, mend=True)

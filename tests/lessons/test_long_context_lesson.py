@@ -137,6 +137,8 @@ def test_joined_prompts_are_as_long_as_asked_for():
     family = tiny.TinyFamily(None, {})
     family.encode = lambda text: [0] * len(text)
     assert 300 < len(lesson.bench.joined(family, pieces, 500)) <= 500
+    with pytest.raises(ValueError, match="not enough texts"):       # and no endless loop
+        lesson.bench.joined(family, iter(["short"] * 9), 5000)
 
 
 def test_documents_are_plain_text_that_does_not_overlap():

@@ -225,3 +225,12 @@ def test_wrong_settings_are_refused():
         Roofline(SEVEN, {}, V100, devices=3)
     with pytest.raises(ValueError, match="fp8"):
         Roofline(SEVEN, {}, V100, dtype="fp8")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"rows": []}', '{"rows": 3}'])
+def test_a_file_that_is_no_profile_is_named(tmp_path, text):
+    path = tmp_path / "box" / "passes.json"
+    path.parent.mkdir()
+    path.write_text(text)
+    with pytest.raises(ValueError, match="box/passes.json is no file of bench passes"):
+        fitted(path)

@@ -273,3 +273,10 @@ def test_scratch_is_removed_on_errors(tmp_path):
             (work / "file").write_text("half")
             raise RuntimeError
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_filled_cache_is_only_read(fake, monkeypatch):
+    """As a teacher's folder that a class may not write to."""
+    zoo.fetch("fake")
+    monkeypatch.setattr(install, "locked", lambda folder: pytest.fail("it wants to write"))
+    assert not any(file.made for file in zoo.fetch("fake"))
