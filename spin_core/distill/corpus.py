@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -70,7 +72,13 @@ def paths(folder: Path) -> list[Path]:
 
 
 def read(path: Path) -> Shard:
-    return Shard(**load_file(path))
+    return Shard(**load_whole(path))
+
+
+def seed_of(path: Path) -> int:
+    """The seed that a shard was made with."""
+    with safe_open(path, framework="pt") as file:
+        return int(file.metadata()["seed"])
 
 
 def write(path: Path, shard: Shard, metadata: dict[str, str] | None = None) -> None:
@@ -86,7 +94,16 @@ def save_whole(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] 
     os.replace(partial, path)
 
 
-def fingerprint(shards: list[Shard]) -> str:
+def load_whole(path: Path) -> dict[str, Tensor]:
+    """``load_file`` for shards and states. ValueError, naming the file, where it is damaged."""
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged ({error}): delete the shards and states from its number on; the same "
+                         "command makes them anew") from error
+
+
+def fingerprint(shards: Iterable[Shard]) -> str:
     """SHA-256 over the sequences: which data a drafter was made from."""
     digest = hashlib.sha256()
     for shard in shards:

@@ -27,11 +27,15 @@ SHORT = 144
 def generate(family: Family, folder: Path, answer_tokens: int, *, seed: int = 0, shard_size: int = 256,
              deadline: float = float("inf"), train_prompts: list[Messages] | None = None, tell=print) -> None:
     """Add shards of ``shard_size`` sequences to ``folder`` until they hold ``answer_tokens`` tokens of answers, or
-    ``time.time()`` has passed ``deadline``. At least one shard is made."""
-    decoder = BatchDecoder(family.target, family.vocab_size, family.stop_ids)
+    ``time.time()`` has passed ``deadline``. At least one shard is made. ValueError for a folder whose
+    shards were made with another seed."""
     done = corpus.paths(folder)
     previous = corpus.read(done[-1]) if done else None
     tokens, number = sum(corpus.read(p).answer_tokens for p in done), len(done)
+    if other := {corpus.seed_of(p) for p in done} - {seed}:
+        raise ValueError(f"{folder} holds data of seed {', '.join(map(str, other))}, not {seed}: go on with that seed, "
+                         "or choose another folder (--out)")
+    decoder = BatchDecoder(family.target, family.vocab_size, family.stop_ids)
     began, fresh = time.time(), 0
     while number == 0 or (tokens < answer_tokens and time.time() < deadline):
         shard, states = make_shard(family, decoder, number, seed, shard_size, previous, train_prompts or [])

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from spin_core.distill.corpus import Shard, save_whole
+from spin_core.distill.corpus import Shard, load_whole, save_whole
 from spin_core.runtime.linear import pack_linears
 from spin_core.runtime.runner import share_weights
 
@@ -66,7 +65,7 @@ def save(states: States, path: Path) -> None:
 
 def read(path: Path) -> States:
     """On the CPU: a corpus may outgrow a GPU."""
-    return States(**load_file(path))
+    return States(**load_whole(path))
 
 
 def fast_bf16(device: torch.device) -> bool:

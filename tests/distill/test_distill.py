@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -34,12 +35,14 @@ def name(request) -> str:
     return request.param
 
 
+QUIET = dict(budget=60, answer_tokens=6000, seed=5, shard_size=64, settings=SETTINGS, tell=lambda line: None)
+
+
 @pytest.fixture(scope="module")
 def made(family, tmp_path_factory):
     """Both drafters, made by one command."""
     out = tmp_path_factory.mktemp("made")
-    distill(family, RECIPES, out, budget=60, answer_tokens=6000, seed=5, shard_size=64, settings=SETTINGS,
-            tell=lambda line: None)
+    distill(family, RECIPES, out, **QUIET)
     return out
 
 
@@ -55,6 +58,12 @@ def test_facts_stand_beside_the_weights(made, family, name):
     shards = [corpus.read(p) for p in corpus.paths(made / "data")]
     assert facts["data"] == corpus.fingerprint(shards) and facts["seed"] == 5 and facts["steps"] == 40
     assert load_pruned(made / name / f"{name}.safetensors", family.target, family.vocab_size).description
+
+
+@pytest.fixture
+def copied(made, tmp_path):
+    """What was made, to be changed."""
+    return shutil.copytree(made, tmp_path / "copied")
 
 
 @pytest.mark.parametrize("params", [SamplingParams(max_new_tokens=24),
@@ -92,7 +101,7 @@ def test_engine_confirms_the_counted_tokens_per_verification(made, family, name)
 
 def test_a_resumed_run_ends_with_the_same_weights(made, family, tmp_path, name, monkeypatch):
     """Killed behind a checkpoint, at any step, and started again: bit for bit what the unbroken run gave."""
-    (tmp_path / "data").symlink_to(made / "data")
+    shutil.copytree(made / "data", tmp_path / "data")
     steps = 0
     real = training.loss
 
@@ -103,8 +112,7 @@ def test_a_resumed_run_ends_with_the_same_weights(made, family, tmp_path, name, 
             raise KeyboardInterrupt
         return real(*args)
 
-    arguments = dict(budget=60, answer_tokens=6000, seed=5, shard_size=64,
-                     settings=SETTINGS | {"checkpoint_seconds": 0.0}, tell=lambda line: None)
+    arguments = QUIET | {"settings": SETTINGS | {"checkpoint_seconds": 0.0}}
     with monkeypatch.context() as patch:
         patch.setattr(training, "loss", dying)
         with pytest.raises(KeyboardInterrupt):
@@ -113,6 +121,21 @@ def test_a_resumed_run_ends_with_the_same_weights(made, family, tmp_path, name, 
     distill(family, {name: RECIPES[name]}, tmp_path, **arguments)
     ours, theirs = (load_file(folder / name / f"{name}.safetensors") for folder in (tmp_path, made))
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def test_data_of_another_seed_are_refused(made, family):
+    with pytest.raises(ValueError, match="data of seed 5, not 6"):
+        generate(family, made / "data", 1, seed=6, tell=lambda line: None)
+
+
+@pytest.mark.parametrize("kind", ["shard", "states"])
+def test_a_damaged_file_is_named(copied, family, kind):
+    path = copied / "data" / f"{kind}-00000.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match=f"{path.name} is damaged"):
+        load(copied / "data")
+    with pytest.raises(ValueError, match=f"{path.name} is damaged"):
+        distill(family, {"new": RECIPES["plain"]}, copied, **QUIET)
 
 
 def test_the_seed_fixes_the_data_and_an_interrupted_write_leaves_no_shard(family, tmp_path, monkeypatch):
