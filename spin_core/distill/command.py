@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from spin_core.distill.drafters import RECIPES, Recipe, draft_vocabulary, fit_fu
 from spin_core.distill.generate import generate
 from spin_core.distill.states import States, fast_bf16, read
 from spin_core.distill.table import TABLES, TableRecipe, training_part, write_table
-from spin_core.distill.train import CHECKPOINT, Data, Settings, train, write_log
+from spin_core.distill.train import Data, Settings, identity, read_checkpoint, train, write_log
 
 MAX_HELD_OUT = 96
 
@@ -41,7 +42,7 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> int:
-    """Make the drafters asked for; an interrupted run goes on where it was. ValueError for unknown names."""
+    """Make the drafters asked for; an interrupted run goes on where it was. ValueError for what cannot be made."""
     from spin_core import zoo
     from spin_core.workloads import load_workload
 
@@ -61,51 +62,72 @@ def run(args) -> int:
 def distill(family, recipes: dict[str, Recipe | TableRecipe], out: Path, *, budget: float, answer_tokens: int,
             seed: int = 0, train_prompts=None, shard_size: int | None = None, settings: dict | None = None,
             boost_after: str | None = None, tell=print) -> None:
-    """Data, states, training and files for every recipe; ``budget`` seconds in all, shared equally by the drafters."""
+    """Data, states, training and files for every recipe; ``budget`` seconds in all, shared equally by the drafters.
+
+    A drafter with a checkpoint in ``out`` goes on with the data that it began with. ValueError, before any work, if
+    its seed, data, recipe or batch were others.
+    """
     began = time.time()
+    settings = {name: value for name, value in (settings or {}).items() if value is not None}
     elder = older(family, boost_after, out) if boost_after else None
     on_gpu = family.target.device.type == "cuda"
+    settings = {"batch": 128 if on_gpu else 12, **settings}
     folder = out / "data"
+    tables = {name: recipe for name, recipe in recipes.items() if isinstance(recipe, TableRecipe)}
+    models = {f"{name}-after-{boost_after}" if elder else name: recipe for name, recipe in recipes.items()
+              if isinstance(recipe, Recipe)}
+    checkpoints = {name: read_checkpoint(out / name, recipe, settings["batch"], seed, folder)
+                   for name, recipe in models.items()}
     # data decides a drafter's quality, so it gets a good part of the time
     generate(family, folder, answer_tokens, seed=seed, shard_size=shard_size or (2048 if on_gpu else 96),
              deadline=began + (.4 * budget if recipes else budget), train_prompts=train_prompts, tell=tell)
-    for name in [n for n, recipe in recipes.items() if isinstance(recipe, TableRecipe)]:
+    for name, recipe in tables.items():
         path = out / name / f"{name}.safetensors"
-        write_table(path, training_part(corpus.read(p) for p in corpus.paths(folder)), family.vocab_size, recipes[name])
+        write_table(path, training_part(corpus.read(p) for p in corpus.paths(folder)), family.vocab_size, recipe)
         tell(f"{name}: {path} ({path.stat().st_size / 1e6:.1f} MB)")
-    recipes = {name: recipe for name, recipe in recipes.items() if isinstance(recipe, Recipe)}
-    if not recipes:
+    if not models:
         return
     shards, states = load(folder)
-    (train_set, train_states), held = divide(shards, states)
-    facts = {"seed": seed, "data": corpus.fingerprint(shards), "answer_tokens": train_set.answer_tokens,
-             "held_out_tokens": held[0].answer_tokens, "family": family.name}
-    wanted = None
-    if elder:
-        wanted = missed(elder, family.target, train_set, train_states)
-        recipes = {f"{name}-after-{boost_after}": recipe for name, recipe in recipes.items()}
-        facts |= {"boost_after": boost_after, "answer_tokens_wanted": int(wanted.sum())}
-        tell(f"{boost_after} misses {int(wanted.sum()):,} of {train_set.answer_tokens:,} answer tokens")
-    data = Data(train_set, train_states, family.target.device, wanted)
-    chosen = {k: v for k, v in (settings or {}).items() if v is not None}
+
+    @lru_cache(maxsize=1)           # drafters that begin together learn from the same data
+    def learned_from(count: int):
+        """The first ``count`` shards: what is trained on, the same for the trainer, what is held out, and facts."""
+        (train_set, train_states), held = divide(shards[:count], states[:count])
+        facts = {"seed": seed, "data": corpus.fingerprint(shards[:count]), "shards": count,
+                 "answer_tokens": train_set.answer_tokens, "held_out_tokens": held[0].answer_tokens,
+                 "family": family.name}
+        wanted = None
+        if elder:
+            wanted = missed(elder, family.target, train_set, train_states)
+            facts |= {"boost_after": boost_after, "answer_tokens_wanted": int(wanted.sum())}
+            tell(f"{boost_after} misses {int(wanted.sum()):,} of {train_set.answer_tokens:,} answer tokens")
+        return train_set, train_states, Data(train_set, train_states, family.target.device, wanted), held, facts
+
     fitted: dict[int, torch.Tensor] = {}        # by the layer that a fed drafter begins as: recipes share it
-    for number, (name, recipe) in enumerate(recipes.items()):
-        seconds = (began + budget - time.time()) / (len(recipes) - number)
-        setting = Settings(**{"batch": 128 if on_gpu else 12, "seconds": max(seconds, 1.0), "seed": seed,
-                              "autocast": torch.bfloat16 if fast_bf16(family.target.device) else None, **chosen})
-        if recipe.begins:
+    for number, (name, recipe) in enumerate(models.items()):
+        resumed = checkpoints[name]
+        count = resumed["identity"]["shards"] if resumed else len(shards)
+        train_set, train_states, data, held, facts = learned_from(count)
+        seconds = (began + budget - time.time()) / (len(models) - number)
+        setting = Settings(**{"seconds": max(seconds, 1.0), "seed": seed,
+                              "autocast": torch.bfloat16 if fast_bf16(family.target.device) else None, **settings})
+        if resumed:
+            ids, first = resumed["draft_ids"], {}
+        elif recipe.begins:
             first = beginning(out / recipe.begins / f"{recipe.begins}.safetensors", name)
             ids = first.pop("draft_ids").long()
         else:
             ids = draft_vocabulary(train_set, recipe.vocab, family.vocab_size, family.stop_ids)
-            # a resumed run has its weights
-            fresh = recipe.fed and recipe.pruned and not (out / name / CHECKPOINT).exists()
+            fit = recipe.fed and recipe.pruned
             layer = source_layers(recipe, family.target.config.num_hidden_layers)[0]
-            if fresh and layer not in fitted:
+            if fit and layer not in fitted:
                 fitted[layer] = fit_fuse(family.target, recipe, train_set, train_states)
-            first = {"fuse.weight": fitted[layer]} if fresh else {}
+            first = {"fuse.weight": fitted[layer]} if fit else {}
         tell(f"{name}: {recipe.layers} layers, {len(ids)} draft ids, {train_set.answer_tokens:,} answer tokens")
-        model, log = train(family.target, recipe, ids, data, held, out / name, setting, first, tell)
+        if count < len(shards):
+            tell(f"{name} goes on with the {count} of {len(shards)} shards that it began with")
+        model, log = train(family.target, recipe, ids, data, held, out / name, setting,
+                           identity(recipe, setting.batch, seed, count, facts["data"]), first, resumed, tell)
         facts_here = {**facts, "recipe": asdict(recipe), "batch": setting.batch, "steps": log[-1]["step"],
                       "began_as_target_layers": source_layers(recipe, family.target.config.num_hidden_layers),
                       "torch": torch.__version__, "device": family.target.device.type}

@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from spin_core.distill.corpus import Shard
+from spin_core.distill.corpus import Shard, fingerprint, paths, read
 from spin_core.distill.drafters import Recipe, own_parameters, prune
 from spin_core.distill.evaluate import score, tokens_per_verification
 from spin_core.distill.loss import law_loss
@@ -102,11 +102,40 @@ def columns(ids: Tensor, tokens: Tensor) -> Tensor:
     return torch.where(ids[at] == tokens, at, -1)
 
 
-def train(target: PreTrainedModel, recipe: Recipe, ids: Tensor, data: Data, held: tuple[Shard, States], folder: Path,
-          settings: Settings, first: dict[str, Tensor] | None = None, tell=print) -> tuple[PreTrainedModel, list[dict]]:
-    """Train from the pruned target (with the weights ``first`` in it), or go on from ``folder``'s checkpoint.
+def identity(recipe: Recipe, batch: int, seed: int, shards: int, data: str) -> dict:
+    """What must stay the same when a run goes on. ``shards``: how many it learns from, ``data`` their fingerprint."""
+    return {"seed": seed, "batch": batch, "shards": shards, "data": data,
+            **{f"recipe's {part}": value for part, value in asdict(recipe).items()}}
 
-    Returns the drafter and the log.
+
+def read_checkpoint(folder: Path, recipe: Recipe, batch: int, seed: int, data: Path) -> dict | None:
+    """The checkpoint in ``folder``, if there is one.
+
+    Raises ValueError, naming what differs, if another run left it. ``data`` is the folder of the shards: it may hold
+    more than the run began with, not others.
+    """
+    path = folder / CHECKPOINT
+    if not path.exists():
+        return None
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    then, advice = state.get("identity"), "choose another --out, or delete the checkpoint"
+    if then is None:
+        raise ValueError(f"{path} does not say which run left it, as those of earlier versions: {advice}")
+    first = paths(data)[:then["shards"]]
+    now = identity(recipe, batch, seed, len(first), fingerprint(map(read, first)))
+    differs = [f"{name} {then.get(name)}, now {now.get(name)}" for name in then | now
+               if then.get(name) != now.get(name)]
+    if differs:
+        raise ValueError(f"{path} is of another run ({'; '.join(differs)}): {advice}")
+    return state
+
+
+def train(target: PreTrainedModel, recipe: Recipe, ids: Tensor, data: Data, held: tuple[Shard, States], folder: Path,
+          settings: Settings, run: dict, first: dict[str, Tensor] | None = None, resumed: dict | None = None,
+          tell=print) -> tuple[PreTrainedModel, list[dict]]:
+    """Train from the pruned target (with the weights ``first`` in it), or go on from the checkpoint ``resumed``.
+
+    Returns the drafter and the log. Checkpoints go into ``folder``, with the :func:`identity` of the ``run``.
 
     A run that was killed and resumed ends with the same weights as one that was not, given ``steps`` (a number of
     steps found by timing is kept in the checkpoint).
@@ -119,16 +148,15 @@ def train(target: PreTrainedModel, recipe: Recipe, ids: Tensor, data: Data, held
         parameters[name].data.copy_(tensor)
     optimizer = torch.optim.AdamW(parameters.values(), lr=recipe.rate, betas=(.9, .95), weight_decay=.01,
                                   fused=device.type == "cuda")
-    path = folder / CHECKPOINT
     step, steps, log, spent, trained = 0, settings.steps, [], 0.0, 0
-    if path.exists():
-        state = torch.load(path, map_location=device, weights_only=True)
+    if resumed:
         for name, parameter in parameters.items():
-            parameter.data.copy_(state["parameters"][name])
-        optimizer.load_state_dict(state["optimizer"])
-        step, steps, log, spent = state["step"], settings.steps or state["steps"], state["log"], state["seconds"]
-        trained = state["tokens"]
+            parameter.data.copy_(resumed["parameters"][name])
+        optimizer.load_state_dict(resumed["optimizer"])
+        step, steps, log = resumed["step"], settings.steps or resumed["steps"], resumed["log"]
+        spent, trained = resumed["seconds"], resumed["tokens"]
         tell(f"resuming at step {step} of {steps}")
+    kept = {"identity": run, "draft_ids": ids}          # in every checkpoint
     on_device = ids.to(device)
     head = model.lm_head.weight.to(settings.autocast or model.dtype)
     model.train()
@@ -172,8 +200,8 @@ def train(target: PreTrainedModel, recipe: Recipe, ids: Tensor, data: Data, held
             tell(_bar(entry, steps, per_epoch))
         if time.time() - saved > settings.checkpoint_seconds and steps is not None:
             saved = time.time()
-            _checkpoint(path, parameters, optimizer, step, steps, log, spent + saved - began, trained)
-    _checkpoint(path, parameters, optimizer, step, steps, log, spent + time.time() - began, trained)
+            _checkpoint(folder, kept, parameters, optimizer, step, steps, log, spent + saved - began, trained)
+    _checkpoint(folder, kept, parameters, optimizer, step, steps, log, spent + time.time() - began, trained)
     return model.eval(), log
 
 
@@ -185,12 +213,13 @@ def _schedule(step: int, steps: int | None) -> float:
     return min((step + 1) / warm, (steps - step) / max(1, steps - warm))
 
 
-def _checkpoint(path: Path, parameters, optimizer, step: int, steps: int | None, log: list[dict],
+def _checkpoint(folder: Path, kept: dict, parameters, optimizer, step: int, steps: int | None, log: list[dict],
                 seconds: float, trained: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / CHECKPOINT
     partial = path.with_suffix(".partial")
-    torch.save({"parameters": {n: p.detach() for n, p in parameters.items()}, "optimizer": optimizer.state_dict(),
-                "step": step, "steps": steps, "log": log, "seconds": seconds,
+    torch.save({**kept, "parameters": {n: p.detach() for n, p in parameters.items()},
+                "optimizer": optimizer.state_dict(), "step": step, "steps": steps, "log": log, "seconds": seconds,
                 "tokens": trained}, partial)
     os.replace(partial, path)
 

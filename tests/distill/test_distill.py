@@ -118,9 +118,51 @@ def test_a_resumed_run_ends_with_the_same_weights(made, family, tmp_path, name, 
         with pytest.raises(KeyboardInterrupt):
             distill(family, {name: RECIPES[name]}, tmp_path, **arguments)
     assert torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["step"] == 17
-    distill(family, {name: RECIPES[name]}, tmp_path, **arguments)
+    # more data than the run began with, as a time budget may allow when it is started again
+    distill(family, {name: RECIPES[name]}, tmp_path, **arguments | {"answer_tokens": 12000})
+    assert len(corpus.paths(tmp_path / "data")) > len(corpus.paths(made / "data"))
     ours, theirs = (load_file(folder / name / f"{name}.safetensors") for folder in (tmp_path, made))
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
+    ours, theirs = (json.loads((folder / name / f"{name}.json").read_text()) for folder in (tmp_path, made))
+    assert all(ours[key] == theirs[key] for key in ("data", "shards", "answer_tokens", "held_out_tokens"))
+
+
+def test_a_finished_run_goes_on_with_more_steps(copied, family):
+    before = load_file(copied / "plain" / "plain.safetensors")
+    distill(family, {"plain": RECIPES["plain"]}, copied, **QUIET | {"settings": SETTINGS | {"steps": 44}})
+    after = load_file(copied / "plain" / "plain.safetensors")
+    assert json.loads((copied / "plain" / "plain.json").read_text())["steps"] == 44
+    assert torch.equal(before.pop("draft_ids"), after.pop("draft_ids"))
+    assert not all(torch.equal(before[key], after[key]) for key in before)
+
+
+@pytest.mark.parametrize("change, says", [
+    ({"seed": 6}, "seed 5, now 6"), ({"settings": SETTINGS | {"batch": 4}}, "batch 8, now 4"),
+    ({"recipe": Recipe(2, 20, 5e-3)}, "recipe's vocab 30, now 20")])
+def test_a_checkpoint_of_another_run_is_refused(copied, family, change, says):
+    recipe = change.pop("recipe", RECIPES["plain"])
+    files = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=f"checkpoint.pt is of another run .*{says}.*another --out, or delete"):
+        distill(family, {"plain": recipe}, copied, **QUIET | {"answer_tokens": 99999} | change)
+    assert files == {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
+
+
+def test_a_checkpoint_of_other_data_is_refused(copied, family):
+    first = corpus.paths(copied / "data")[0]
+    shard = corpus.read(first)
+    shard.tokens[-1] += 1
+    corpus.write(first, shard, {"seed": "5"})
+    with pytest.raises(ValueError, match="another run .data .*, now .*another --out, or delete the checkpoint"):
+        distill(family, {"plain": RECIPES["plain"]}, copied, **QUIET)
+
+
+def test_a_checkpoint_that_does_not_name_its_run_is_refused(copied, family):
+    path = copied / "plain" / "checkpoint.pt"
+    state = torch.load(path, weights_only=True)
+    del state["identity"]
+    torch.save(state, path)
+    with pytest.raises(ValueError, match="does not say which run left it.*another --out, or delete the checkpoint"):
+        distill(family, {"plain": RECIPES["plain"]}, copied, **QUIET)
 
 
 def test_data_of_another_seed_are_refused(made, family):
