@@ -17,6 +17,7 @@ from spin_core.distill.generate import generate
 from spin_core.distill.states import States, fast_bf16, read
 from spin_core.distill.table import TABLES, TableRecipe, training_part, write_table
 from spin_core.distill.train import Data, Settings, identity, read_checkpoint, train, write_log
+from spin_core.files import check_writable
 
 MAX_HELD_OUT = 96
 
@@ -50,13 +51,24 @@ def run(args) -> int:
     for name in args.drafter:
         if name != "data" and name not in known:
             raise ValueError(f"unknown drafter {name!r}; known: {', '.join(known)}, or data")
+    settings = {"batch": args.batch, "steps": args.steps}
+    check(args.out, args.shard, settings)           # before the models are read
     torch.set_float32_matmul_precision("high")
     family = zoo.load("smollm2", drafters=[], device=args.device)
     prompts = [p.messages for p in load_workload("mix", split="train")]
     distill(family, {n: known[n] for n in args.drafter if n != "data"}, args.out, budget=args.budget_minutes * 60,
             answer_tokens=args.answer_tokens, train_prompts=prompts, seed=args.seed, shard_size=args.shard,
-            settings={"batch": args.batch, "steps": args.steps}, boost_after=args.boost_after)
+            settings=settings, boost_after=args.boost_after)
     return 0
+
+
+def check(out: Path, shard_size: int | None, settings: dict) -> None:
+    """Raise ValueError for numbers no drafter can be made with, OSError if nothing can be written into ``out``."""
+    for option, value, least in (("--steps", settings.get("steps"), 1), ("--batch", settings.get("batch"), 1),
+                                 ("--shard", shard_size, 2)):       # a shard's first sequence is held out
+        if value is not None and value < least:
+            raise ValueError(f"{option} {value}: must be at least {least}")
+    check_writable(out / ".writable")
 
 
 def distill(family, recipes: dict[str, Recipe | TableRecipe], out: Path, *, budget: float, answer_tokens: int,
@@ -69,6 +81,7 @@ def distill(family, recipes: dict[str, Recipe | TableRecipe], out: Path, *, budg
     """
     began = time.time()
     settings = {name: value for name, value in (settings or {}).items() if value is not None}
+    check(out, shard_size, settings)
     elder = older(family, boost_after, out) if boost_after else None
     on_gpu = family.target.device.type == "cuda"
     settings = {"batch": 128 if on_gpu else 12, **settings}

@@ -9,6 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from spin_core import zoo
+from spin_core.__main__ import main
 from spin_core.distill import corpus, train as training
 from spin_core.distill.command import distill, divide, load
 from spin_core.distill.decode import BatchDecoder
@@ -168,6 +170,28 @@ def test_a_checkpoint_that_does_not_name_its_run_is_refused(copied, family):
 def test_data_of_another_seed_are_refused(made, family):
     with pytest.raises(ValueError, match="data of seed 5, not 6"):
         generate(family, made / "data", 1, seed=6, tell=lambda line: None)
+
+
+@pytest.mark.parametrize("option, least", [("--steps", 1), ("--batch", 1), ("--shard", 2)])
+def test_numbers_that_make_no_drafter_are_refused_before_the_work(monkeypatch, tmp_path, capsys, option, least):
+    monkeypatch.setattr(zoo, "load", lambda *args, **options: pytest.fail("it has begun to work"))
+    out = tmp_path / "out"
+    arguments = ["distill", "--drafter", "pruned-1L-4k", "--out", str(out), option, str(least - 1)]
+    assert main(arguments) == 2
+    assert f"{option} {least - 1}: must be at least {least}" in capsys.readouterr().err and not out.exists()
+
+
+def test_a_folder_that_cannot_be_written_is_noticed_before_the_work(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(zoo, "load", lambda *args, **options: pytest.fail("it has begun to work"))
+    (tmp_path / "file").touch()
+    assert main(["distill", "--drafter", "pruned-1L-4k", "--out", str(tmp_path / "file")]) == 2
+    assert str(tmp_path / "file") in capsys.readouterr().err
+
+
+def test_a_shard_of_one_sequence_is_never_made(family, tmp_path):
+    with pytest.raises(ValueError, match="--shard 1: must be at least 2"):
+        distill(family, RECIPES, tmp_path, **QUIET | {"shard_size": 1})
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("kind", ["shard", "states"])
