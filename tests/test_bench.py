@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from spin_core import bench, figures
+from spin_core import bench, figures, zoo
+from spin_core.__main__ import main
 from spin_core.bench import Bar, Report, contenders, peers
 from spin_core.engine import Engine
 from spin_core.request import SamplingParams
@@ -47,6 +48,38 @@ def test_every_benchmark_has_the_common_form(name):
     module.add_arguments(parser)
     parser.parse_args([])
     assert module.DESCRIPTION and callable(module.run)
+
+
+@pytest.mark.parametrize("command, option", [
+    ("simulate --repeats 0", "--repeats"), ("simulate --arrivals bursty --requests 0", "--requests"),
+    ("simulate --validate --gamma 2 0", "--gamma"), ("select --seeds 0", "--seeds"), ("select --batch -1", "--batch"),
+    ("select-live --finalists 0", "--finalists"), ("passes --repeats 0", "--repeats"),
+    ("products --context 0", "--context"), ("verify --vocab 300 0", "--vocab"), ("verify --batch 0", "--batch"),
+    ("verify-attention --repeats 1", "--repeats"), ("pipeline --rounds 0", "--rounds"),
+    ("pipeline --counts 0", "--counts"), ("peers --max-new-tokens 0", "--max-new-tokens"),
+    ("equality --prompts 0", "--prompts"), ("trees --width 0", "--width"), ("drafters --limit 0", "--limit")])
+def test_counts_that_make_no_sense_are_refused(command, option, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["bench", *command.split()])
+    least = 2 if command.startswith("verify-attention") else 1
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and option in error and f"is too small: at least {least} is needed" in error
+
+
+@pytest.mark.parametrize("text", ["pruned-2L-8k", "pruned-2L-8k:", "ngram:0", "ngram:x", ":4"])
+def test_a_fixed_drafter_without_its_gamma_is_told_the_form(text, capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "peers", "--fixed", text])
+    assert f"argument --fixed: {text!r} is neither default nor all nor NAME:GAMMA" in \
+        capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize("command", ["drafters --figures", "select --record"])
+def test_what_cannot_be_written_is_noticed_before_the_work(command, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(zoo, "load", lambda *args, **options: pytest.fail("it has begun to work"))
+    (tmp_path / "file").touch()
+    assert main(["bench", *command.split(), str(tmp_path / "file" / "new")]) == 2
+    assert str(tmp_path / "file") in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -6,8 +6,10 @@ Report``. A report prints a table and then one line per bar; a bar is a number w
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import operator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from types import ModuleType
 
@@ -67,6 +69,18 @@ def _text(value) -> str:
         return "-"
     return f"{value:.3g}" if isinstance(value, float) and abs(value) < 100 else \
         f"{value:.0f}" if isinstance(value, float) else str(value)
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """An argument's type: a whole number, ``least`` or more."""
+    def number(text: str) -> int:
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} is too small: at least {least} is needed")
+        return int(text)
+    return number
+
+
+positive = at_least(1)
 
 
 def module(name: str) -> ModuleType:

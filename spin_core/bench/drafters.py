@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
-from spin_core.bench import Bar, Report
+from spin_core.bench import Bar, Report, positive
 from spin_core.bench.products import interleaved
 from spin_core.distill.corpus import Shard
 from spin_core.distill.evaluate import MAX_GAMMA, Scores, score
@@ -25,6 +26,7 @@ from spin_core.distill.states import States, compute
 from spin_core.draft import Drafter, DraftTable, FedLlama, NgramDrafter
 from spin_core.draft.pool import COMPOSED_NGRAM, build
 from spin_core.engine import Engine
+from spin_core.files import check_writable
 from spin_core.request import Request, SamplingParams
 from spin_core.runtime import ModelRunner
 from spin_core.select.recording import chains
@@ -35,16 +37,17 @@ WORKLOADS = ("instructions", "personas", "chat")
 REPEATING = ("rewrite", "extract", "translate")
 # Published: the share of requests for which LLaMA 265M is the best of five, by data set (CP: ChatGPT Prompts).
 PUBLISHED_SHARE = {"Alpaca": .03, "CP": .40}
+FIGURE = "best_ssm_share"
 # (drafted, accepted) of every verification of one answer
 Chain = list[tuple[int, int]]
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("--limit", type=int, help="prompts of each workload's test split (default all)")
-    parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=15, help="interleaved repeats of every timing (default 15)")
-    parser.add_argument("--context", type=int, default=192, help="cached tokens while timing (default 192)")
-    parser.add_argument("--figures", metavar="DIR", help="save the figure best_ssm_share into this folder")
+    parser.add_argument("--limit", type=positive, help="prompts of each workload's test split (default all)")
+    parser.add_argument("--max-new-tokens", type=positive, default=128)
+    parser.add_argument("--repeats", type=positive, default=15, help="interleaved repeats of every timing (default 15)")
+    parser.add_argument("--context", type=positive, default=192, help="cached tokens while timing (default 192)")
+    parser.add_argument("--figures", metavar="DIR", help=f"save the figure {FIGURE} into this folder")
 
 
 @dataclass
@@ -71,6 +74,8 @@ class Judged:
 def run(args) -> Report:
     from spin_core import zoo
 
+    if args.figures:
+        check_writable(Path(args.figures, f"{FIGURE}.json"))
     family = zoo.load("smollm2")
     answers = answer(family, args.limit, args.max_new_tokens)
     names = [*family.drafters, "ngram", *(f"ngram+{name}" for name in family.drafters)]
@@ -322,6 +327,6 @@ def save_figure(report: Report, counts: dict[str, int], folder: str) -> None:
     series.append({"label": "SPIN: LLaMA 265M, one of five SSMs, is best", "kind": "published",
                    "source": "SPIN, motivation figure", "x": list(PUBLISHED_SHARE),
                    "y": list(PUBLISHED_SHARE.values())})
-    figures.save("best_ssm_share", best_share(share, counts, PUBLISHED_SHARE), series, directory=folder,
+    figures.save(FIGURE, best_share(share, counts, PUBLISHED_SHARE), series, directory=folder,
                  caption="For which share of the requests each drafter is the fastest, by workload.",
                  notes="Speeds are predicted from measured chains and measured costs at batch 1, greedy.")

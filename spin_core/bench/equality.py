@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from spin_core.bench import Bar, Report
+from spin_core.bench import Bar, Report, positive
 from spin_core.engine import Engine
 from spin_core.request import SamplingParams
 
@@ -18,11 +18,11 @@ NEAR_TIE = 1e-3     # logits; rounding in fp32 moves them by about 1e-5, a wrong
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("--prompts", type=int, default=64)
-    parser.add_argument("--max-new-tokens", type=int, default=48)
+    parser.add_argument("--prompts", type=positive, default=64)
+    parser.add_argument("--max-new-tokens", type=positive, default=48)
     parser.add_argument("--drafter", help="one for all (default: the engine's selection)")
     parser.add_argument("--gamma", type=int, help="default: the engine's")
-    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--batch", type=positive, default=8)
     parser.add_argument("--workload", default="mix")
     parser.add_argument("--device", default="cpu")
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 
 from spin_core import provenance
-from spin_core.bench import Report
+from spin_core.bench import Report, positive
 from spin_core.bench.drafters import is_lookup
 from spin_core.bench.products import interleaved
 from spin_core.bench.record import timings
@@ -22,7 +22,7 @@ DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("--repeats", type=int, default=9, help="interleaved repeats of every timing (default 9)")
+    parser.add_argument("--repeats", type=positive, default=9, help="interleaved repeats of every timing (default 9)")
 
 
 def run(args) -> Report:

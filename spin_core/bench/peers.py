@@ -13,6 +13,8 @@ keeps. A case that breaks off, by an error or by hand, costs no finished round: 
 
 from __future__ import annotations
 
+import argparse
+import re
 import statistics
 import time
 from collections import Counter
@@ -23,7 +25,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from spin_core.bench import Bar, Report
+from spin_core.bench import Bar, Report, positive
 from spin_core.bench import contenders as how
 from spin_core.bench.contenders import Tokens, in_turns
 from spin_core.bench.drafters import is_lookup
@@ -47,12 +49,12 @@ SLOW = "mix"            # contenders that are several times slower decode this w
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="batch sizes (default 1 8)")
+    parser.add_argument("--batch", type=positive, nargs="+", default=[1, 8], help="batch sizes (default 1 8)")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0], help="(default 0 1)")
     parser.add_argument("--workloads", nargs="+", default=list(NAMES), help=f"(default {' '.join(NAMES)})")
-    parser.add_argument("--prompts", type=int, default=2, help="prompts of each workload at batch 1 (default 2)")
-    parser.add_argument("--max-new-tokens", type=int, default=32)
-    parser.add_argument("--fixed", nargs="+", default=["default"], metavar="default|all|NAME:GAMMA",
+    parser.add_argument("--prompts", type=positive, default=2, help="prompts of each workload at batch 1 (default 2)")
+    parser.add_argument("--max-new-tokens", type=positive, default=32)
+    parser.add_argument("--fixed", type=fixed_drafter, nargs="+", default=["default"], metavar="default|all|NAME:GAMMA",
                         help="fixed drafters (default: the family's and ngram, each at its best stored gamma; all: "
                              "ngram+NAME of the family's too)")
     parser.add_argument("--arms", nargs="+", default=[], metavar="NAME",
@@ -61,6 +63,13 @@ def add_arguments(parser) -> None:
                                                             f"flashspec among them needs {how.INSTALL}")
     parser.add_argument("--budget-seconds", type=float, default=400.0, help="for all cases together (default 400)")
     parser.add_argument("--device", default="cpu")
+
+
+def fixed_drafter(text: str) -> str:
+    """The type of ``--fixed``."""
+    if text not in ("default", "all") and not re.fullmatch(r".+:[1-9]\d*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither default nor all nor NAME:GAMMA, such as ngram:4")
+    return text
 
 
 @dataclass

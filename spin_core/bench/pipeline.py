@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
-from spin_core.bench import Bar, Report
+from spin_core.bench import Bar, Report, positive
 from spin_core.engine import Engine
 from spin_core.pipeline import DRAFT, VERIFY, Schedule, Sequential, Threads
 from spin_core.pipeline.replay import replay
@@ -37,14 +37,14 @@ SHORT = 4               # tokens of a run that only warms up
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("--batch", type=int, default=8, help="requests served at once (default 8)")
-    parser.add_argument("--counts", type=int, nargs="+", default=[1, 2, 4, 8],
+    parser.add_argument("--batch", type=positive, default=8, help="requests served at once (default 8)")
+    parser.add_argument("--counts", type=positive, nargs="+", default=[1, 2, 4, 8],
                         help="micro-batches (default 1 2 4 8)")
     parser.add_argument("--drafter", help="who drafts (default: the family's first)")
-    parser.add_argument("--gamma", type=int, default=4)
-    parser.add_argument("--max-new-tokens", type=int, default=32)
-    parser.add_argument("--repeats", type=int, default=5, help="turns of the comparison with the best (default 5)")
-    parser.add_argument("--rounds", type=int, default=40, help="rounds of the synthetic stages (default 40)")
+    parser.add_argument("--gamma", type=positive, default=4)
+    parser.add_argument("--max-new-tokens", type=positive, default=32)
+    parser.add_argument("--repeats", type=positive, default=5, help="turns of the comparison with the best (default 5)")
+    parser.add_argument("--rounds", type=positive, default=40, help="rounds of the synthetic stages (default 40)")
 
 
 def run(args) -> Report:

@@ -8,7 +8,7 @@ import time
 import torch
 import torch.nn.functional as F
 
-from spin_core.bench import Bar, Report
+from spin_core.bench import Bar, Report, positive
 from spin_core.runtime import ModelRunner
 from spin_core.runtime.linear import can_pack, PackedLinear
 
@@ -17,8 +17,9 @@ ROWS = (1, 2, 3, 5, 8, 16, 40)
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("--context", type=int, default=128, help="cached tokens before the forward pass (default 128)")
-    parser.add_argument("--repeats", type=int, default=15, help="interleaved repeats of every timing (default 15)")
+    parser.add_argument("--context", type=positive, default=128,
+                        help="cached tokens before the forward pass (default 128)")
+    parser.add_argument("--repeats", type=positive, default=15, help="interleaved repeats of every timing (default 15)")
 
 
 def run(args) -> Report:

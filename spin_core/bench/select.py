@@ -11,10 +11,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from spin_core.bench import Bar, Report
+from spin_core.bench import Bar, Report, positive
+from spin_core.files import check_writable
 from spin_core.select import NONE, make
 from spin_core.select.oracle import Planned, oracle_request, oracle_steps
 from spin_core.select.recording import MAX_GAMMA, STORED, Recording, memory_bound
@@ -32,15 +34,19 @@ def add_arguments(parser) -> None:
                         help="first record the drafters of today, into OUT (default: the stored recording)")
     parser.add_argument("--recording", metavar="FILE", default=str(STORED), help="replay this recording")
     parser.add_argument("--time", action="store_true", help="replay it with the passes timed anew, on this machine")
-    parser.add_argument("--limit", type=int, help="with --record: prompts of each workload's test split (default all)")
-    parser.add_argument("--max-new-tokens", type=int, default=128, help="with --record: tokens of an answer")
-    parser.add_argument("--repeats", type=int, default=9, help="interleaved repeats of every timing")
-    parser.add_argument("--seeds", type=int, default=20, help="orders of service, and seeds of the policies (default 20)")
-    parser.add_argument("--batch", type=int, default=8, help="requests served at once (default 8)")
+    parser.add_argument("--limit", type=positive,
+                        help="with --record: prompts of each workload's test split (default all)")
+    parser.add_argument("--max-new-tokens", type=positive, default=128, help="with --record: tokens of an answer")
+    parser.add_argument("--repeats", type=positive, default=9, help="interleaved repeats of every timing")
+    parser.add_argument("--seeds", type=positive, default=20,
+                        help="orders of service, and seeds of the policies (default 20)")
+    parser.add_argument("--batch", type=positive, default=8, help="requests served at once (default 8)")
     parser.add_argument("--sweep", action="store_true", help="also sweep the schedules and the priors")
 
 
 def run(args) -> Report:
+    if args.record:
+        check_writable(Path(args.record))
     if args.record or args.time:
         from spin_core import zoo
         from spin_core.bench.record import record, timed

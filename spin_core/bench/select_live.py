@@ -13,7 +13,7 @@ import statistics
 from collections import Counter
 from dataclasses import dataclass, field
 
-from spin_core.bench import Bar, Report
+from spin_core.bench import Bar, Report, positive
 from spin_core.bench.contenders import in_turns
 from spin_core.engine import Engine
 from spin_core.request import Request, SamplingParams
@@ -24,15 +24,16 @@ POLICIES = ("spin", "spin-full")
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("--batch", type=int, default=8, help="requests served at once (default 8)")
-    parser.add_argument("--prompts", type=int, default=24, help="prompts of the workload's test split (default 24)")
-    parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--gammas", type=int, nargs="+", default=[2, 4],
+    parser.add_argument("--batch", type=positive, default=8, help="requests served at once (default 8)")
+    parser.add_argument("--prompts", type=positive, default=24,
+                        help="prompts of the workload's test split (default 24)")
+    parser.add_argument("--max-new-tokens", type=positive, default=64)
+    parser.add_argument("--gammas", type=positive, nargs="+", default=[2, 4],
                         help="draft lengths of fixed drafters (default 2 4)")
     parser.add_argument("--arms", nargs="+", help="the pool (default: all drafters, ngram, and ngram with the first)")
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), help="(default spin spin-full)")
-    parser.add_argument("--repeats", type=int, default=3, help="rounds after the warm-up (default 3)")
-    parser.add_argument("--finalists", type=int, default=3,
+    parser.add_argument("--repeats", type=positive, default=3, help="rounds after the warm-up (default 3)")
+    parser.add_argument("--finalists", type=positive, default=3,
                         help="fixed drafters that serve in more than one round (default 3)")
     parser.add_argument("--workload", default="mix")
     parser.add_argument("--device", default="cpu")

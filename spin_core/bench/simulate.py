@@ -26,7 +26,7 @@ import time
 
 import numpy as np
 
-from spin_core.bench import Bar, Report
+from spin_core.bench import Bar, Report, positive
 from spin_core.bench.contenders import in_turns
 from spin_core.bench.passes import CONTEXTS, DTYPES, drafting, fitted, models, peaks, work_of
 from spin_core.bench.record import tables, timings
@@ -46,14 +46,15 @@ CONTEXT = 192           # cached tokens per request of the tables' passes
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("--requests", type=int, default=400, help="requests of the speed runs (default 400)")
-    parser.add_argument("--repeats", type=int, default=5,
+    parser.add_argument("--requests", type=positive, default=400, help="requests of the speed runs (default 400)")
+    parser.add_argument("--repeats", type=positive, default=5,
                         help="repeats of every timing, the fastest counts (default 5)")
     parser.add_argument("--validate", action="store_true", help="also serve real prompts and compare (minutes)")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 8], help="of the validation (default 1 4 8)")
-    parser.add_argument("--gamma", type=int, nargs="+", default=[2, 4], help="of the validation (default 2 4)")
-    parser.add_argument("--limit", type=int, default=3, help="prompts of each workload's test split (default 3)")
-    parser.add_argument("--max-new-tokens", type=int, default=48)
+    parser.add_argument("--batch", type=positive, nargs="+", default=[1, 4, 8],
+                        help="of the validation (default 1 4 8)")
+    parser.add_argument("--gamma", type=positive, nargs="+", default=[2, 4], help="of the validation (default 2 4)")
+    parser.add_argument("--limit", type=positive, default=3, help="prompts of each workload's test split (default 3)")
+    parser.add_argument("--max-new-tokens", type=positive, default=48)
     parser.add_argument("--arrivals", choices=arrivals.KINDS,
                         help="only simulate the rungs of SPIN, under such arrivals")
     parser.add_argument("--rate", type=float, default=2.0, help="requests that arrive per second (default 2)")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 
-from spin_core.bench import Bar, Report
+from spin_core.bench import Bar, Report, positive
 from spin_core.draft.shape import best_shape
 from spin_core.engine import Engine
 from spin_core.lessons import trees, verify_rules
@@ -21,12 +21,12 @@ PARTS = ("law", "match", "width", "rules", "merge", "shape", "map")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prompts", type=int, default=3, help="prompts of each workload's test split (default 3)")
-    parser.add_argument("--max-new-tokens", type=int, default=24)
+    parser.add_argument("--prompts", type=positive, default=3, help="prompts of each workload's test split (default 3)")
+    parser.add_argument("--max-new-tokens", type=positive, default=24)
     parser.add_argument("--drafters", nargs=2, default=["pruned-4L-8k", "fed-1L-8k"], metavar="NAME",
                         help="model drafters: the first grows trees, both are merged")
-    parser.add_argument("--width", type=int, nargs="+", default=[1, 3, 5])
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 2, 4, 8], help="batches of the latency map")
+    parser.add_argument("--width", type=positive, nargs="+", default=[1, 3, 5])
+    parser.add_argument("--batch", type=positive, nargs="+", default=[1, 2, 4, 8], help="batches of the latency map")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run (default: all)")
     parser.add_argument("--device", default="cpu")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from spin_core.bench import Bar, Report
+from spin_core.bench import Bar, Report, positive
 from spin_core.bench.products import interleaved
 from spin_core.draft.base import Draft
 from spin_core.randomness import ACCEPT, RESIDUAL, race, uniform
@@ -25,10 +25,10 @@ GAMMA = 4
 
 def add_arguments(parser) -> None:
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
-    parser.add_argument("--vocab", type=int, nargs="+",
+    parser.add_argument("--vocab", type=positive, nargs="+",
                         help="vocabularies (default: 49152; on a GPU 32000 49152 128256)")
-    parser.add_argument("--batch", type=int, nargs="+", help="batch sizes (default: 8; on a GPU 1 8 64)")
-    parser.add_argument("--repeats", type=int, default=25, help="interleaved repeats of every timing (default 25)")
+    parser.add_argument("--batch", type=positive, nargs="+", help="batch sizes (default: 8; on a GPU 1 8 64)")
+    parser.add_argument("--repeats", type=positive, default=25, help="interleaved repeats of every timing (default 25)")
     parser.add_argument("--tune", action="store_true", help="on a GPU: the kernel's block sizes instead")
 
 

@@ -9,7 +9,7 @@ from argparse import Namespace
 import numpy as np
 import torch
 
-from spin_core.bench import Bar, Report
+from spin_core.bench import Bar, Report, at_least, positive
 from spin_core.decompose import STRATEGIES
 from spin_core.decompose.attend import Workspace
 from spin_core.decompose.costs import timed
@@ -30,8 +30,9 @@ GPU_SCALE = 4                   # contexts four times as long: the short ones ar
 
 def add_arguments(parser) -> None:
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
-    parser.add_argument("--batch", type=int, nargs="+", default=list(BATCHES), help="batch sizes (default 4 8 16)")
-    parser.add_argument("--repeats", type=int, default=40, help="rounds, at least 2, in which all take turns (default 40)")
+    parser.add_argument("--batch", type=positive, nargs="+", default=list(BATCHES), help="batch sizes (default 4 8 16)")
+    parser.add_argument("--repeats", type=at_least(2), default=40,
+                        help="rounds, at least 2, in which all take turns (default 40)")
 
 
 def lengths(skew: str, batch: int, scale: int = 1) -> list[int]:
