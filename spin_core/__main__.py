@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from spin_core.files import check_writable, save_json
+
 
 class _Command(argparse.ArgumentParser):
     """A command that ``fill`` gives its arguments when it is asked for: importing all there is takes seconds."""
@@ -32,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         args = parser.parse_args(argv)
         if getattr(args, "json", None):
-            _check_writable(Path(args.json))
+            check_writable(Path(args.json))
         return {"generate": _generate, "fetch": _fetch, "distill": _distill, "bench": _bench}[args.command](args)
     except SystemExit:          # argparse has said what there is to say
         raise
@@ -49,15 +51,6 @@ def _refusals() -> tuple[type[Exception], ...]:
     from spin_core.zoo import CorruptFileError, FetchError
 
     return ValueError, OSError, NotImplementedError, FetchError, CorruptFileError
-
-
-def _check_writable(path: Path) -> None:
-    """Raise OSError for a file that can't be written: now, not after the work."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = not path.exists()
-    path.open("a").close()
-    if fresh:
-        path.unlink()
 
 
 def _generate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -119,7 +112,7 @@ def _generate(args) -> int:
         return 0
     metrics = engine.trace.metrics()
     if args.json:
-        provenance.save(args.json, {
+        save_json(args.json, {
             **provenance.here(), "arguments": {k: v for k, v in vars(args).items() if k != "command"},
             "requests": [{"id": r.id, "prompt_ids": r.prompt_ids, "output_ids": r.output_ids, "text": r.text,
                           "finish_reason": r.finish_reason.value, "error": r.error} for r in requests],

@@ -11,7 +11,7 @@ import operator
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Integral
@@ -22,6 +22,7 @@ from torch import Tensor
 from spin_core.draft import Draft, Drafter, NullDrafter, Tree, pool
 from spin_core.pipeline.ahead import Ahead
 from spin_core.pipeline.conductor import Pipeline
+from spin_core.pipeline.grouping import POLICIES
 from spin_core.request import FinishReason, Request, SamplingParams
 from spin_core.runtime import ModelRunner
 from spin_core.runtime.tensor_parallel import parts_of
@@ -139,6 +140,8 @@ class Engine:
             drafter = drafter or next(iter(family.drafters), "ngram")
         if pipeline is None:
             pipeline = "auto" if drafter is None else "off"
+        if grouping not in POLICIES:
+            raise ValueError(f"unknown grouping policy {grouping!r}; known: {', '.join(POLICIES)}")
         for name, value, least in (("gamma", gamma, 0), ("max_batch", max_batch, 1), ("max_len", max_len, 2),
                                    ("kv_tokens", kv_tokens, 2), ("prefill_chunk", prefill_chunk, 1)):
             if value is not None or name not in ("gamma", "max_len", "kv_tokens"):
@@ -380,8 +383,8 @@ class Engine:
                 emitted = self._commit(request, outcome)
                 events.append(self.trace.add(
                     "step", request.id, step=self.steps, drafter=group.drafter, drafted=outcome.drafted,
-                    accepted=min(outcome.accepted, len(emitted)), emitted=emitted, context=context, batch=len(members),
-                    draft_began=group.began - self.trace.origin if group.draft else 0.0, draft_seconds=group.seconds,
+                    accepted=outcome.accepted * (not outcome.failed), emitted=emitted, context=context,
+                    batch=len(members), draft_began=group.began - self.trace.origin if group.draft else 0.0, draft_seconds=group.seconds,
                     target_began=done.began - self.trace.origin, target_seconds=done.target_seconds,
                     verify_seconds=done.verify_seconds, laws=outcome.laws, tree=outcome.tree, **place))
             selecting = self._observe(done.groups, seats, events, outcomes)
@@ -409,7 +412,11 @@ class Engine:
         for token in outcome.tokens:
             request.output_ids.append(token)
             emitted.append(token)
-            if reason := self._stop_reason(request):
+            try:
+                reason = self._stop_reason(request)
+            except Exception:               # its text cannot be decoded: its neighbours' can
+                reason = FinishReason.ERROR
+            if reason:
                 self._finish(request, reason)
                 break
         if outcome.tokens and not request.finished:
@@ -437,6 +444,8 @@ class Engine:
 
     def drafter_called(self, name: str) -> Drafter:
         """The drafter of that name, built at its first use; one that drafts nothing if it was retired."""
+        if not isinstance(name, str):
+            raise ValueError(f"a drafter is asked for by its name, not by {name!r}")
         if name in self.retired:
             return self.drafters["none"]
         if name not in self.drafters:
@@ -493,10 +502,12 @@ class Engine:
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str) or isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], dict):
             return self.family.encode(prompt)
+        what = "a prompt is a string, a list of chat messages, or a list of token ids"
+        if isinstance(prompt, (bytes, Mapping, Set)):       # one could count them out, but nobody means that
+            raise ValueError(f"{what}: got {type(prompt).__name__}")
         try:
             return [operator.index(i) for i in prompt]      # integers of any kind, but no fractions
         except TypeError as error:
-            what = "a prompt is a string, a list of chat messages, or a list of token ids"
             raise ValueError(f"{what}: {error}") from error
 
     def _check(self, request: Request) -> None:
@@ -546,7 +557,11 @@ class Engine:
     def _finish(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
         """Decide how a request ends. It holds its slot until it leaves, so that its last step is told before."""
         request.finish_reason, request.error = reason, error
-        request.text = self._text(request)[0]
+        try:
+            request.text = self._text(request)[0]
+        except Exception as fault:
+            request.finish_reason = FinishReason.ERROR
+            request.error = error or f"its text cannot be decoded: {type(fault).__name__}: {fault}"
 
     def _end(self, requests: list[Request]) -> None:
         """Nobody waits for these any more: end them, and let go of what they hold."""

@@ -1,10 +1,8 @@
-"""Where a measured number comes from (the machine, the versions, the commit, the time), and files of such numbers."""
+"""Where a measured number comes from: the machine, the versions, the commit, the time."""
 
 from __future__ import annotations
 
 import functools
-import json
-import math
 import os
 import platform
 import subprocess
@@ -135,22 +133,3 @@ def _output(*command: str) -> str:
 
 STARTED_FROM = commit()
 """What ran is what was there at the start, whatever is committed meanwhile."""
-
-
-def save(path: str | Path, document: dict[str, Any]) -> None:
-    """Write ``document`` as JSON: the file appears whole or not at all, and has null for numbers that JSON does not
-    have."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(_plain(document), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(partial, path)
-
-
-def _plain(value: Any) -> Any:
-    """The same with None for numbers that are none or infinite."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -25,8 +25,9 @@ class SamplingParams:
     ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 switch the filter off. ``stop_ids`` None
     means the model's own end-of-text ids; an empty tuple means "never stop on a token". ``stop`` holds strings:
     the text is cut before the first of them. Every random number is a pure function of the seed and the positions
-    in the text: with one drafter and gamma, ``seed`` and prompt fix a sampled text, whatever else is served. Another
-    drafter or gamma draws another text from the same law; a greedy text is always the same.
+    in the text: with one drafter and gamma, ``seed``, prompt and limits fix a sampled text, whatever else is served.
+    Another drafter or gamma, or a limit that cuts a draft short, draws another text from the same law; a greedy text
+    is always the same.
     """
 
     temperature: float = 0.0
@@ -64,9 +65,13 @@ class SamplingParams:
         for name in ("temperature", "top_p", "min_p"):
             value = getattr(self, name)
             check(isinstance(value, Real), f"{name} must be a number, got {value!r}")
+            try:
+                object.__setattr__(self, name, float(value))
+            except OverflowError:
+                raise ValueError(f"SamplingParams: {name} is too large") from None
         # `not (x >= 0)` also refuses NaN, which `x < 0` lets through
         check(0.0 <= self.temperature < float("inf"), f"temperature must be finite and >= 0, got {self.temperature}")
-        check(self.top_k >= 0, f"top_k must be >= 0 (0 = off), got {self.top_k}")
+        check(0 <= self.top_k < 2**63, f"top_k must be in [0, 2**63) (0 = off), got {self.top_k}")
         check(0.0 < self.top_p <= 1.0, f"top_p must be in (0, 1], got {self.top_p}")
         check(0.0 <= self.min_p <= 1.0, f"min_p must be in [0, 1], got {self.min_p}")
         check(self.max_new_tokens >= 0, f"max_new_tokens must be >= 0, got {self.max_new_tokens}")

@@ -30,7 +30,10 @@ class SamplingBatch:
         def column(name: str, dtype: torch.dtype) -> Tensor:
             return torch.tensor([getattr(p, name) for p in params], dtype=dtype, device=device)
 
-        return SamplingBatch(column("temperature", torch.float64), column("top_k", torch.int64),
+        temperature = column("temperature", torch.float64)
+        # beyond these the law no longer changes, but in single precision they would be 0 (greedy) or infinite
+        temperature = temperature.clamp(1e-30, 1e30).where(temperature > 0, 0.0)
+        return SamplingBatch(temperature, column("top_k", torch.int64),
                              column("top_p", torch.float64), column("min_p", torch.float64),
                              column("seed", torch.int64))
 
@@ -109,8 +112,7 @@ def largest(logits: Tensor) -> tuple[Tensor, Tensor]:
 def _warp_(scores: Tensor, sampling: SamplingBatch) -> Tensor:
     """Logits -> :func:`probabilities`, in place, of positive temperature. A filter is a floor under the scores."""
     if (sampling.temperature != 1).any():
-        # below 1e-30 the law no longer changes, but the quotient would overflow
-        scores.div_(sampling.temperature.clamp(min=1e-30).to(scores.dtype).unsqueeze(-1))
+        scores.div_(sampling.temperature.to(scores.dtype).unsqueeze(-1))
     for active, floor in ((sampling.top_k > 0, _top_k_floor),
                           (sampling.top_p < 1, _top_p_floor),
                           (sampling.min_p > 0, _min_p_floor)):

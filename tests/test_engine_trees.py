@@ -38,7 +38,7 @@ def assert_told(engine: Engine, requests) -> None:
         tree = event.tree
         assert len(tree["parents"]) == len(event.drafted) == len(tree["drafters"]) and all(tree["drafters"])
         assert event.context + len(event.drafted) <= engine.max_len
-        assert [event.drafted[n] for n in tree["path"]][:event.accepted] == event.emitted[:event.accepted]
+        assert [event.drafted[n] for n in tree["path"]][:len(event.emitted)] == event.emitted[:event.accepted]
         assert [tree["parents"][n] for n in tree["path"]] == [-1, *tree["path"]][:len(tree["path"])]
         assert depths(tree["parents"]) == [] or max(depths(tree["parents"])) < 4
     for request in requests:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from types import ModuleType
 
 from spin_core import provenance
+from spin_core.files import save_json
 
 NAMES = ("peers", "products", "passes", "equality", "load", "verify", "verify-attention", "drafters", "select",
          "select-live", "simulate", "pipeline", "trees", "spire", "boost", "gpu")
@@ -93,5 +94,5 @@ def run(name: str, args) -> Report:
     report = module(name).run(args)
     report.print()
     if args.json:
-        provenance.save(args.json, report.as_dict())
+        save_json(args.json, report.as_dict())
     return report

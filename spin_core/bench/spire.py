@@ -14,7 +14,7 @@ import json
 from itertools import islice
 from pathlib import Path
 
-from spin_core.bench import Bar, Report
+from spin_core.bench import Bar, Report, positive
 from spin_core.distill.drafters import LADDER, rung_name
 from spin_core.engine import Engine
 from spin_core.request import SamplingParams
@@ -33,13 +33,13 @@ NOTES = [
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("--prompts", type=int, default=8, help="of each group (default 8)")
-    parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--context", type=int, default=1024, help="tokens of a long prompt, about (default 1024)")
+    parser.add_argument("--prompts", type=positive, default=8, help="of each group (default 8)")
+    parser.add_argument("--max-new-tokens", type=positive, default=64)
+    parser.add_argument("--context", type=positive, default=1024, help="tokens of a long prompt, about (default 1024)")
     parser.add_argument("--texts", nargs="+", choices=GROUPS, default=list(GROUPS), help="groups (default: all)")
     parser.add_argument("--window", action="append", help=f"repeated (default {', '.join(WINDOWS)})")
-    parser.add_argument("--gamma", type=int, default=4)
-    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--gamma", type=positive, default=4)
+    parser.add_argument("--batch", type=positive, default=8)
     parser.add_argument("--ladder", type=Path, help="a folder of distill's, with trained rungs, or its stored ladder")
     parser.add_argument("--device", default="cpu")
 

@@ -93,7 +93,7 @@ class Ahead:
             # who is sure to reach a limit with what is aloft need not fly again
             return self._seats is not None and drafter is last.drafter and all(r in last.requests for r in live) and \
                 any(r.remaining > len(self.aloft) for r in live)
-        width = resident.window(drafter, max(r.gamma for r in live))
+        width = resident.window(drafter, resident.longest_draft(live, self._limits(live, drafter)))
         return resident.can_draft(drafter, engine.target.device) and all(self._ready(r, drafter, width) for r in live)
 
     def _live(self) -> list[Request]:
@@ -130,9 +130,12 @@ class Ahead:
 
     def _seat(self, requests: list[Request], drafter: Drafter) -> resident.Seats:
         drafts = hasattr(drafter, "runner")
-        limits = [min(r.length + r.remaining - 1, self.engine.max_len - 1, drafter.max_context) for r in requests]
         return resident.Seats.of(requests, self._graphs_of(self.engine.target), drafter,
-                                 self._graphs_of(drafter.runner) if drafts else None, limits)
+                                 self._graphs_of(drafter.runner) if drafts else None, self._limits(requests, drafter))
+
+    def _limits(self, requests: list[Request], drafter: Drafter) -> list[int]:
+        """How long each text may be with its draft, so that the target's own token still fits."""
+        return [min(r.length + r.remaining - 1, self.engine.max_len - 1, drafter.max_context) for r in requests]
 
     def _graphs_of(self, runner: ModelRunner) -> Graphs:
         if runner not in self._graphs:

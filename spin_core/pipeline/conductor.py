@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from spin_core.pipeline import graphs
 from spin_core.pipeline.executor import Executor, Flight, StageTimeout, make_executor
-from spin_core.pipeline.grouping import POLICIES, Item, heaviest, join, split
+from spin_core.pipeline.grouping import Item, heaviest, join, split
 from spin_core.pipeline.heuristic import Heuristic, Load
 from spin_core.request import Request
 from spin_core.trace import Event
@@ -49,14 +49,12 @@ class Pipeline:
     ``policy`` says who sits together (:mod:`spin_core.pipeline.grouping`). Newcomers join the group that they burden
     least. When the groups have become too uneven, or another count is wanted, all of them land first: one bubble.
 
-    Raises ValueError for another ``count`` than "auto" or a whole number from 1 on, and for an unknown policy.
+    Raises ValueError for another ``count`` than "auto" or a whole number from 1 on.
     """
 
     def __init__(self, engine: "Engine", count: int | str, policy: str = "balanced") -> None:
         if count != "auto" and (not isinstance(count, Integral) or isinstance(count, bool) or count < 1):
             raise ValueError(f"Engine: pipeline is 'off', 'ahead', 'auto' or a number of micro-batches, got {count!r}")
-        if policy not in POLICIES:
-            raise ValueError(f"unknown grouping policy {policy!r}; known: {', '.join(POLICIES)}")
         self.engine, self.policy = engine, policy
         self.fixed = None if count == "auto" else count
         self.heuristic = Heuristic(engine.max_batch) if count == "auto" else None

@@ -39,6 +39,11 @@ def window(drafter: Drafter, gamma: int) -> int:
     return gamma + 1 if type(drafter) is FedDrafter else 2
 
 
+def longest_draft(requests: list[Request], limits: list[int]) -> int:
+    """How many tokens the longest draft of these requests may have. ``limits``: see :class:`Seats`."""
+    return max(0, *(min(r.gamma, limit - r.length) for r, limit in zip(requests, limits)))
+
+
 @dataclass
 class Seats:
     """B requests as the device knows them; tensors are int64 but for ``sampling``.
@@ -71,7 +76,7 @@ class Seats:
         def column(values: list) -> Tensor:
             return upload(values, torch.int64, device)
 
-        longest = 0 if graphs is None else max(r.gamma for r in requests)
+        longest = 0 if graphs is None else longest_draft(requests, limits)
         lengths, width = [r.length for r in requests], window(drafter, longest)
         progress = Progress(column(lengths), column([r.ids[-1] for r in requests]), column([r.slot for r in requests]),
                             column([target.runner.cache.lengths]))
@@ -168,7 +173,7 @@ def law(logits: Tensor, sampling: SamplingBatch, filtered: bool) -> Tensor:
     The other asks the device how much there is to sort. Greedy rows hold nothing of use.
     """
     scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    scores = scores / sampling.temperature.clamp(min=1e-30).to(scores.dtype).unsqueeze(-1)
+    scores = scores / sampling.temperature.where(~sampling.greedy, 1.0).to(scores.dtype).unsqueeze(-1)
     if not filtered:
         return scores.softmax(-1)
     top, vocab = scores.sort(-1, descending=True).values, scores.shape[-1]

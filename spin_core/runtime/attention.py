@@ -62,6 +62,22 @@ def ragged_attention(module: torch.nn.Module, query: Tensor, key: Tensor, value:
     return out.unsqueeze(0), None
 
 
+def refuse(model: PreTrainedModel) -> None:
+    """Raise NotImplementedError for a model for which our attention would be wrong without noticing: the library puts a
+    limit into the mask, which nobody asks for here, or turns positions by the longest text of the batch."""
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        for kind in kinds.values() if isinstance(kinds, dict) else (kinds,):
+            if isinstance(kind, str) and (kind == "longrope" or "dynamic" in kind):
+                raise NotImplementedError(f"the longest text of a batch decides about positions (rope_type={kind!r})")
+    config = model.config.get_text_config()
+    if kinds := getattr(config, "layer_types", None):
+        if other := sorted(set(kinds) - {"full_attention"}):
+            raise NotImplementedError(f"it has layers of the kinds {', '.join(other)}")
+    elif (window := getattr(config, "sliding_window", None)) is not None:
+        raise NotImplementedError(f"it asks for sliding_window={window!r}, which is not implemented here")
+
+
 # Under a name without a mask function of its own the library builds no mask, and does not ask the device, pass by pass,
 # whether the positions are those of one sequence. The ragged attention makes its own masks.
 AttentionInterface.register(NAME, ragged_attention)

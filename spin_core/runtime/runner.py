@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from spin_core.decompose.strategies import Attention
-from spin_core.runtime.attention import Ragged, attach
+from spin_core.runtime.attention import Ragged, attach, refuse
 from spin_core.runtime.batch import RaggedBatch
 from spin_core.runtime.block import fuse_layers
 from spin_core.runtime.cache import SlotCache
@@ -106,6 +106,7 @@ class ModelRunner:
         """Read a token, so that a model which cannot be served is refused here and not in mid-service."""
         try:
             self.forward([0], [1], [0], [0])
+            refuse(self.model)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:

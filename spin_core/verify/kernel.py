@@ -109,7 +109,7 @@ def _verify(LOGITS, TOKENS, CU, PROBS, PROB_ROW, MAP, TEMPERATURE, TOP_K, TOP_P,
         ROW = LOGITS + row * logits_stride
         temperature = tl.load(TEMPERATURE + b).to(tl.float32)
         greedy = temperature == 0.0
-        scale = _LOG2E / tl.where(greedy, 1.0, tl.maximum(temperature, 1e-30))
+        scale = _LOG2E / tl.where(greedy, 1.0, temperature)
         drafted = tl.load(TOKENS + i, mask=i < end, other=-1)       # -1: the bonus row
         law = tl.load(PROB_ROW + i, mask=i < end, other=-1)         # -1: one-hot
         Q = PROBS + law * probs_stride

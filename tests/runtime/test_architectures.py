@@ -40,6 +40,19 @@ REFUSE = {
     "bloom": (lambda: hf.BloomConfig(vocab_size=61, hidden_size=32, n_layer=2, n_head=4), "only 0 of 2 layers"),
     "falcon": (lambda: hf.FalconConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4),
                "only 0 of 2 layers"),
+    # limits that the library puts into masks, which nobody asks for here
+    "phimoe": (lambda: hf.PhimoeConfig(**GROUPED | dict(pad_token_id=0), sliding_window=8, num_local_experts=4),
+               "sliding_window=8"),
+    "doge": (lambda: hf.DogeConfig(**GROUPED | dict(pad_token_id=0), sliding_window=8), "sliding"),
+    "llama4": (lambda: hf.Llama4TextConfig(**GROUPED, head_dim=8, attention_chunk_size=8, num_local_experts=2,
+                                           intermediate_size_mlp=48, interleave_moe_layer_step=100,
+                                           no_rope_layers=[1, 1]), "layers of the kinds chunked_attention"),
+    # a request's positions would depend on its batch mates
+    "longrope": (lambda: hf.LlamaConfig(**GROUPED, rope_parameters=dict(
+        rope_theta=1e4, rope_type="longrope", short_factor=[1.0] * 4, long_factor=[4.0] * 4, factor=4.0,
+        original_max_position_embeddings=16)), "rope_type='longrope'"),
+    "dynamic": (lambda: hf.LlamaConfig(**GROUPED, rope_parameters=dict(rope_theta=1e4, rope_type="dynamic", factor=2.0)),
+                "rope_type='dynamic'"),
     # one layer of convolution, one of attention: half of it would be right
     "lfm2": (lambda: hf.Lfm2Config(**GROUPED, layer_types=["conv", "full_attention"]), "only 1 of 2 layers"),
     "mamba": (lambda: hf.MambaConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2), "no attention heads"),
@@ -70,7 +83,7 @@ def test_runs_as_its_own_forward_does(name, dtype, atol):
 @pytest.mark.parametrize("name", REFUSE)
 def test_is_refused_at_once_and_by_name(name):
     config, reason = REFUSE[name]
-    model = build(config())
+    model = build(config(), torch.float32)
     with pytest.raises(NotImplementedError, match=reason) as caught:
         ModelRunner(model, slots=3, max_len=32)
     assert type(model).__name__ in str(caught.value)

@@ -133,7 +133,7 @@ def test_nothing_finite_beside_the_mask(device):
           **SMALL)
 
 
-@pytest.mark.parametrize("temperature", [1e-30, 1e-3, 100.0])
+@pytest.mark.parametrize("temperature", [1e-46, 1e-3, 100.0, 1e39])
 def test_extreme_temperatures(device, temperature):
     logits, draft = make_batch([2] * 6, 250, seed=5)
     logits[:, 20] = logits[:, 230] = logits.amax(-1)     # a tie for the largest
