@@ -384,7 +384,8 @@ class Engine:
                 events.append(self.trace.add(
                     "step", request.id, step=self.steps, drafter=group.drafter, drafted=outcome.drafted,
                     accepted=outcome.accepted * (not outcome.failed), emitted=emitted, context=context,
-                    batch=len(members), draft_began=group.began - self.trace.origin if group.draft else 0.0, draft_seconds=group.seconds,
+                    batch=len(members), draft_seconds=group.seconds,
+                    draft_began=group.began - self.trace.origin if group.draft else 0.0,
                     target_began=done.began - self.trace.origin, target_seconds=done.target_seconds,
                     verify_seconds=done.verify_seconds, laws=outcome.laws, tree=outcome.tree, **place))
             selecting = self._observe(done.groups, seats, events, outcomes)

@@ -203,7 +203,7 @@ def check_ridge(solution: Callable) -> Answer:
 
 
 def _wrong(solution: Callable, expected: float, *given, slack: float = 0.0):
-    """None if the solution gives what is expected, within 1 % and ``slack``, else what to say, as a function of where."""
+    """None if the solution gives what is expected, within 1 % and ``slack``; else what to say, given where."""
     try:
         got = solution(*given)
     except Exception as error:
