@@ -291,7 +291,6 @@ class Engine:
     def _select(self, work: list[_Work], others: Sequence[Request] = (), aloft: Sequence[Request] = ()) -> list[_Work]:
         """Let the selector choose drafter and gamma of those who decode; ``others`` sit in other micro-batches."""
         if self.selection:
-            self.selection.seconds = 0.0
             self.selection.assign([w.request for w in work if w.complete], others, aloft)
         return work
 
@@ -432,14 +431,15 @@ class Engine:
 
     def _observe(self, groups: list[_Group], seats: list[tuple[_Group, Request]], events: list[Event],
                  outcomes: list[_Outcome]) -> float:
-        """Tell the selector how the step went; the seconds it took in this step."""
+        """Tell the selector how the step went; the seconds it took since the last step was told."""
         if not self.selection:
             return 0.0
         rows = sum(len(w.feed) + count for group in groups for w, count in zip(group.members, group.counts))
         self.selection.observe([(request, event, outcome.failed or group.error is not None)
                                 for (group, request), event, outcome in zip(seats, events, outcomes)
                                 if group.draft is not None], rows)
-        return self.selection.seconds
+        seconds, self.selection.seconds = self.selection.seconds, 0.0
+        return seconds
 
     # ---- the pool
 

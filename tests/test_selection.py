@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import os
 import random
 import subprocess
 import sys
 import threading
 import time
+import types
 import warnings
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -671,3 +673,15 @@ def test_gamma_without_a_drafter_is_refused_where_a_selector_decides():
     with pytest.raises(ValueError, match="gamma is for requests that name their drafter"):
         engine.submit([1, 2], gamma=2)
     assert not engine.trace.events
+
+
+@pytest.mark.parametrize("pipeline", ["off", 2])
+def test_what_the_selector_took_is_told_once(pipeline, monkeypatch):
+    """On a clock that ticks whenever it is read, every question takes one second."""
+    engine = Engine(tiny.family(), selector="spin", arms=["near", "ngram"], max_batch=4, pipeline=pipeline)
+    asked, ask = [], engine.selection._ask
+    monkeypatch.setattr(engine.selection, "_ask", lambda *args: asked.append(args[0]) or ask(*args))
+    monkeypatch.setattr("spin_core.selection.time", types.SimpleNamespace(perf_counter=itertools.count().__next__))
+    engine.generate([[1, 2, i] for i in range(6)], GREEDY)
+    told = {e.step: e.select_seconds for e in engine.trace.events if e.kind == "step"}
+    assert sum(told.values()) + engine.selection.seconds == len(asked) > 2 * len(told)

@@ -30,13 +30,12 @@ from spin_core.files import check_writable
 from spin_core.request import Request, SamplingParams
 from spin_core.runtime import ModelRunner
 from spin_core.select.recording import chains
+from spin_core.simulate.acceptance import SHARES as PUBLISHED_SHARE
+from spin_core.workloads import SETS as WORKLOADS
 
 DESCRIPTION = "every drafter's acceptance, cost and predicted speed-up by workload, and who is best for whom"
-WORKLOADS = ("instructions", "personas", "chat")
 # Where the answer is made of the prompt's own words.
 REPEATING = ("rewrite", "extract", "translate")
-# Published: the share of requests for which LLaMA 265M is the best of five, by data set (CP: ChatGPT Prompts).
-PUBLISHED_SHARE = {"Alpaca": .03, "CP": .40}
 FIGURE = "best_ssm_share"
 # (drafted, accepted) of every verification of one answer
 Chain = list[tuple[int, int]]

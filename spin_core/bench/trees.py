@@ -14,9 +14,9 @@ from spin_core.draft.shape import best_shape
 from spin_core.engine import Engine
 from spin_core.lessons import trees, verify_rules
 from spin_core.request import SamplingParams
+from spin_core.workloads import SETS as WORKLOADS
 
 DESCRIPTION = "token trees: SpecInfer's tables beside ours, width by batch, merged trees, Sequoia's shapes"
-WORKLOADS = ("instructions", "personas", "chat")
 PARTS = ("law", "match", "width", "rules", "merge", "shape", "map")
 
 

@@ -17,8 +17,7 @@ from spin_core.distill.corpus import Shard
 from spin_core.distill.states import States
 from spin_core.distill.unroll import unroll
 from spin_core.draft.fed import FedLlama
-
-MAX_GAMMA = 8
+from spin_core.select.recording import MAX_GAMMA
 
 
 @dataclass

@@ -27,10 +27,10 @@ from pathlib import Path
 from .formats import parse_records, read_file
 from .prompt import Prompt, Workload, WorkloadError
 
-__all__ = ["NAMES", "Prompt", "Workload", "WorkloadError", "load_workload"]
+__all__ = ["NAMES", "SETS", "Prompt", "Workload", "WorkloadError", "load_workload"]
 
-_BASE = ("instructions", "personas", "chat")
-NAMES = (*_BASE, "mix")
+SETS = ("instructions", "personas", "chat")
+NAMES = (*SETS, "mix")
 
 
 def load_workload(name_or_path: str | os.PathLike[str], split: str | None = None,
@@ -56,7 +56,7 @@ def load_workload(name_or_path: str | os.PathLike[str], split: str | None = None
 
 def _load(source: str | os.PathLike[str]) -> Workload:
     name, path = os.fspath(source), Path(source)
-    if name in _BASE:
+    if name in SETS:
         return Workload(name, read_file(Path(__file__).with_name(f"{name}.jsonl")))
     if name == "mix":
         return Workload(name, tuple(_mix()))
@@ -74,7 +74,7 @@ def _mix() -> Iterator[Prompt]:
     """The three sets in turn, instructions, personas, chat, and so on: first the train prompts, then the
     test prompts, each in its set's order and with its set's split. Any stretch of the mix holds the three in
     equal parts."""
-    sets = [_load(name) for name in _BASE]
+    sets = [_load(name) for name in SETS]
     for split in ("train", "test"):
         yield from chain.from_iterable(zip(*(s.split(split) for s in sets), strict=True))
 
