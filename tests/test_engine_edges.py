@@ -55,7 +55,7 @@ def test_an_extreme_temperature_hurts_nobody(temperature, gamma):
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
-def test_a_text_that_cannot_be_decoded_ends_one_request(pipeline):
+def test_a_text_that_cannot_be_decoded_ends_one_request(pipeline, monkeypatch):
     family = tiny.family()
     plain = Engine(family, "none").generate([*PROMPTS, [3, 4, 5]], params())
     bad = next(t for t in plain[1].output_ids if all(t not in r.output_ids for r in (plain[0], plain[2])))
@@ -66,7 +66,7 @@ def test_a_text_that_cannot_be_decoded_ends_one_request(pipeline):
             raise UnicodeError("no such letter")
         return decode(ids)
 
-    family.decode = fails
+    monkeypatch.setattr(family, "decode", fails)
     engine = Engine(family, "near", pipeline=pipeline)
     for stop in ((), ("there is no such text",)):
         first, second, third = engine.generate([*PROMPTS, [3, 4, 5]], params(stop=stop))
