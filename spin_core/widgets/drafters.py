@@ -16,11 +16,11 @@ def pick(requests: Sequence[tuple[str, Mapping[str, float]]]) -> Panel:
         raise ValueError("pick: needs at least one request")
     names = list(requests[0][1])
     number = IntSlider(1, 1, len(requests), description="request", continuous_update=False)
-    choice = Dropdown(options=[("which one would you pick?", None), *((n, n) for n in names)], description="drafter")
-    panel = Panel([number, choice], lambda: plots.pick(*requests[number.value - 1], choice.value))
+    choice = Dropdown(options=[("which one would you pick?", ""), *((n, n) for n in names)], description="drafter")
+    panel = Panel([number, choice], lambda: plots.pick(*requests[number.value - 1], choice.value or None))
 
     def hide(_change) -> None:
-        choice.value = None
+        choice.value = ""       # None would be no choice at all: an empty menu
 
     number.observe(hide, "value")
     return panel
