@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
         if getattr(args, "json", None):
             check_writable(Path(args.json))
         return {"generate": _generate, "fetch": _fetch, "distill": _distill, "bench": _bench}[args.command](args)
-    except SystemExit:          # argparse has said what there is to say
+    except SystemExit:          # of argparse; asking below whether it is a refusal would import the models' library
         raise
     except _refusals() as error:
         print(f"error: {error}", file=sys.stderr)       # nothing is wrong with the program: no traceback

@@ -30,12 +30,11 @@ class SamplingBatch:
         def column(name: str, dtype: torch.dtype) -> Tensor:
             return torch.tensor([getattr(p, name) for p in params], dtype=dtype, device=device)
 
-        temperature = column("temperature", torch.float64)
         # beyond these the law no longer changes, but in single precision they would be 0 (greedy) or infinite
-        temperature = temperature.clamp(1e-30, 1e30).where(temperature > 0, 0.0)
-        return SamplingBatch(temperature, column("top_k", torch.int64),
-                             column("top_p", torch.float64), column("min_p", torch.float64),
-                             column("seed", torch.int64))
+        temperature = [p.temperature and min(max(p.temperature, 1e-30), 1e30) for p in params]
+        return SamplingBatch(torch.tensor(temperature, dtype=torch.float64, device=device),
+                             column("top_k", torch.int64), column("top_p", torch.float64),
+                             column("min_p", torch.float64), column("seed", torch.int64))
 
     def rows(self, index: Tensor) -> "SamplingBatch":
         """The rows named by ``index`` (int64, or a bool mask), in that order and as often as named."""

@@ -19,10 +19,10 @@ class Event:
     ``kind`` is "submit", "admit", "step", "catch_up" or "finish"; ``time`` is seconds since the trace began, at its
     end. A "step" event tells of one verification: who drafted (``drafter``), what (``drafted`` ids), how many of them
     the target accepted (behind a stop, too), what was emitted (accepted tokens plus one of the target's own, cut at a
-    stop), and the committed length before it (``context``). ``draft_seconds`` is the pass of the request's drafter, ``target_seconds``
-    the target's forward pass, ``verify_seconds`` accept/reject; all three are shared by the requests of the step
-    (``batch`` of them), not split between them. A step with ``emitted`` empty only read a part of a long prompt.
-    ``select_seconds`` is what the selector took in this step. ``laws`` holds p and q for the widgets, when the engine
+    stop), and the committed length before it (``context``). ``draft_seconds`` is the pass of the request's drafter,
+    ``target_seconds`` the target's forward pass, ``verify_seconds`` accept/reject; all three are shared by the requests
+    of the step (``batch`` of them), not split between them. A step with ``emitted`` empty only read a part of a long
+    prompt. ``select_seconds`` is what the selector took since the step before. ``laws`` holds p and q for the widgets, when the engine
     was asked to record them.
 
     ``draft_began`` and ``target_began`` are when these passes began, on the clock of ``time``; so the schedule of any

@@ -240,6 +240,10 @@ def test_the_first_stop_token_in_an_accepted_run_is_the_end(prompt, at, gamma, t
     assert request.output_ids == free.output_ids[:first + 1] and request.finish_reason is FinishReason.STOP
     metrics = engine.trace.metrics()
     assert metrics["emitted"] == first + 1
+    steps = [e for e in engine.trace.events if e.kind == "step"]
+    # every step emits gamma accepted tokens and one more
+    used = sum(min(e.accepted, len(e.emitted)) for e in steps)
+    assert used == first + 1 - sum(len(e.emitted) == gamma + 1 for e in steps)
     assert metrics["accepted"] == metrics["drafted"], "what lies behind the stop is not used, and was not rejected"
     tiny.assert_sound(engine, [request])
 

@@ -27,7 +27,7 @@ ALPHABET = "".join(map(chr, range(48, 48 + VOCAB)))
 
 def add_arguments(parser) -> None:
     parser.add_argument("--requests", type=positive, default=5000, help="(default 5000)")
-    parser.add_argument("--compare", type=int, default=1000, 
+    parser.add_argument("--compare", type=int, default=1000,
                         help="texts compared with those of requests alone (default 1000)")
     parser.add_argument("--batch", type=positive, default=16, help="requests that run at once (default 16)")
     parser.add_argument("--seed", type=int, default=0)

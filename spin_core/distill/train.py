@@ -6,7 +6,6 @@ The loss is :mod:`loss`. A fed drafter is unrolled (:mod:`unroll`) and each furt
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from dataclasses import asdict, dataclass
@@ -23,6 +22,7 @@ from spin_core.distill.evaluate import score, tokens_per_verification
 from spin_core.distill.loss import law_loss
 from spin_core.distill.states import States
 from spin_core.distill.unroll import unroll
+from spin_core.files import save_json
 
 DEPTH_WEIGHT = 0.8
 WARM_UP = 0.04
@@ -239,6 +239,4 @@ def _mean(values: list) -> float:
 
 def write_log(path: Path, facts: dict, log: list[dict]) -> None:
     """``facts`` (seed, data hash, recipe) and the log beside the weights, as one JSON file that appears whole."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps({**facts, "log": log}, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    save_json(path, {**facts, "log": log})

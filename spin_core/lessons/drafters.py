@@ -14,7 +14,7 @@ from spin_core.distill.corpus import Shard
 from spin_core.distill.drafters import RECIPES, draft_vocabulary, prune
 from spin_core.distill.evaluate import Scores, score, tokens_per_verification
 from spin_core.distill.states import States
-from spin_core.lessons.exercises import Answer, attempt, check, close
+from spin_core.lessons.exercises import Answer, attempt, check, close, said
 
 Curve = tuple[list[float], list[float]]
 
@@ -118,5 +118,5 @@ def check_speed(solution: Callable) -> Answer:
         expected = plain / sum(drafted * c + v[drafted] for drafted, _ in steps)
         if not close(answer, expected, 1e-9):
             hint = "mind the token of the target's own" if len(steps) == 1 else "each step pays for what it drafted"
-            return Answer("wrong", f"{answer} for the steps {steps}, c = {c}; expected {expected:.4f}: {hint}.")
+            return Answer("wrong", f"{said(answer)} for the steps {steps}, c = {c}; expected {expected:.4f}: {hint}.")
     return Answer("right", "This is how the table above and every replay of this project count.")

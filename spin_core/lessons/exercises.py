@@ -6,6 +6,7 @@ import html
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,8 @@ def attempt(solution: Callable, *args, called: str = "Your function") -> tuple[A
         with np.errstate(all="ignore"):
             answer = solution(*args)
     except Exception as error:
-        return None, Answer("wrong", f"{called} raised {type(error).__name__}: {error}")
+        why = "it divides by zero" if isinstance(error, ZeroDivisionError) else error
+        return None, Answer("wrong", f"{called} raised {type(error).__name__}: {why}")
     return answer, OPEN if answer is None or answer is Ellipsis else None
 
 
@@ -51,6 +53,11 @@ def close(answer: Any, right: float, tolerance: float) -> bool:
         return abs(float(answer) - right) <= tolerance
     except (TypeError, ValueError):
         return False
+
+
+def said(answer: Any) -> str:
+    """The answer in a message: a number with four digits, anything else as it is."""
+    return f"{float(answer):.4g}" if isinstance(answer, Real) else repr(answer)
 
 
 def check(function: Callable[..., Answer]) -> Callable[..., Answer]:

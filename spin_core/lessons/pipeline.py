@@ -12,7 +12,7 @@ import torch
 
 from spin_core.bench.pipeline import full_batch
 from spin_core.engine import Engine
-from spin_core.lessons.exercises import Answer, attempt, check, close
+from spin_core.lessons.exercises import Answer, attempt, check, close, said
 from spin_core.pipeline.schedule import simulate, split_time, steady
 from spin_core.request import SamplingParams
 
@@ -92,7 +92,7 @@ def check_finish(solution: Callable) -> Answer:
             elif close(answer, max(sum(draft), sum(verify)), 1e-9):
                 hint = " The ideal forgets that the first group cannot be verified before it is drafted."
             return Answer("wrong", f"For draft = {_short(draft)} and verify = {_short(verify)} it is over after "
-                                   f"{right:.3g} seconds, yours is {answer!r}.{hint}")
+                                   f"a number of seconds, {right:.3g}; yours is {said(answer)}.{hint}")
     return Answer("right", "Verifying starts when its draft is there and the last verification is over: "
                            "the later of the two.")
 

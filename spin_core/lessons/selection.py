@@ -10,7 +10,7 @@ from numpy import ndarray
 
 from spin_core.bench import names
 from spin_core.lessons.cores import on_all_cores
-from spin_core.lessons.exercises import Answer, attempt, check, close
+from spin_core.lessons.exercises import Answer, attempt, check, close, said
 from spin_core.lessons.stored import stored
 from spin_core.select import NONE, make
 from spin_core.select.oracle import Planned, oracle_request
@@ -143,7 +143,7 @@ def check_shrink(solution: Callable) -> Answer:
         right = (tokens + rate * trust) / (seconds + trust)
         if not close(answer, right, 1e-6 * right):
             return Answer("wrong", f"{tokens} tokens in {seconds} s, and {trust:g} s worth of trust in {rate:g} "
-                                   f"tokens/s: you say {answer!r}, it should be {right:.4g}.")
+                                   f"tokens/s: you say {said(answer)}, it should be {right:.4g}.")
     return Answer("right", "A ratio of sums: the request's own books, with a page borrowed from all the others.")
 
 
@@ -167,8 +167,8 @@ def check_budget(solution: Callable) -> Answer:
             return verdict
         right = best(worth, cost)
         if not close(answer, right, 0):
-            return Answer("wrong", f"For worth = {worth} you draft {answer!r} positions; {right} bring more tokens per "
-                                   "second. Do you count the token that every request gets anyway? And costs may have "
+            return Answer("wrong", f"For worth = {worth} you draft {said(answer)} positions; {right} bring more tokens "
+                                   "per second. Do you count the token that every request gets anyway? And costs may have "
                                    "a step: the first position behind it may lose and many together gain.")
     return Answer("right", "Cheap rows: draft all. Dear rows: draft nothing. Between them the sorted list is cut where "
                            "the next position brings less than the average second does, or, where costs have steps, "

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from spin_core.bench import names
-from spin_core.lessons.exercises import OPEN, Answer, check, close
+from spin_core.lessons.exercises import Answer, attempt, check, close, said
 from spin_core.lessons.stored import stored
 from spin_core.simulate import paper
 from spin_core.simulate.profiles import BYTES, DRAFTERS, HARDWARE, TARGETS, Hardware, Model
@@ -183,8 +183,9 @@ def check_floor(solution: Callable) -> Answer:
     seconds."""
     for model in (*TARGETS.values(), DRAFTERS["68M"]):
         for card in HARDWARE.values():
-            if (wrong := _wrong(solution, floor(model, card), model.read, 2, card.bandwidth)) is not None:
-                return Answer(*wrong(f"{model.name} on {card.name}"))
+            if verdict := _judged(f"{model.name} on {card.name}", solution, floor(model, card), model.read, 2,
+                                  card.bandwidth):
+                return verdict
     return Answer("right", "Every weight crosses the bus once, however many rows there are. Compare with the "
                            "published times.")
 
@@ -197,20 +198,14 @@ def check_ridge(solution: Callable) -> Answer:
         for dtype in card.flops:
             arithmetic, size = card.arithmetic(dtype), BYTES[dtype]
             expected = arithmetic * size / (2 * card.stream)
-            if (wrong := _wrong(solution, expected, arithmetic, card.stream, size, slack=1)) is not None:
-                return Answer(*wrong(f"{card.name}, {dtype}"))
+            if verdict := _judged(f"{card.name}, {dtype}", solution, expected, arithmetic, card.stream, size, slack=1):
+                return verdict
     return Answer("right", "Up to there a drafted token is verified for free, and cutting the batch saves nothing.")
 
 
-def _wrong(solution: Callable, expected: float, *given, slack: float = 0.0):
-    """None if the solution gives what is expected, within 1 % and ``slack``; else what to say, given where."""
-    try:
-        got = solution(*given)
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-        return lambda where: ("wrong", f"{where}: it raised {said}")
-    if got is None or got is ...:
-        return lambda where: (OPEN.status, OPEN.message)
-    if not close(got, expected, slack + 0.01 * expected):
-        return lambda where: ("wrong", f"{where}: {got} instead of about {expected:.3g}")
-    return None
+def _judged(where: str, solution: Callable, expected: float, *given, slack: float = 0.0) -> Answer | None:
+    """None if the solution gives what is expected there, within 1 % and ``slack``; else the verdict."""
+    answer, verdict = attempt(solution, *given, called=f"{where}: it")
+    if verdict or close(answer, expected, slack + 0.01 * expected):
+        return verdict
+    return Answer("wrong", f"{where}: {said(answer)} instead of about {expected:.3g}")

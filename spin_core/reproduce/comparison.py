@@ -201,7 +201,7 @@ def _heuristic(n: Numbers, large: Numbers) -> list:
 
 SECOND = {"ablation": "system_measured",
           "selection_vs_fixed": "selection_at_scale", "selection_vs_bandits": "selection_at_scale",
-         "microbatches": "microbatches_at_scale", "microbatch_heuristic": "microbatch_heuristic_at_scale"}
+          "microbatches": "microbatches_at_scale", "microbatch_heuristic": "microbatch_heuristic_at_scale"}
 """The rows that need the numbers of a second figure."""
 
 ROWS = {"best_ssm_share": ("share of requests for which a drafter is best", _share),

@@ -60,7 +60,8 @@ DATA_SETS = {d.name: d for d in (
     DataSet("CIP", 0.570, 3.08, -0.285, prompt=60, answer=140, spread=0.8),
 )}
 NAMES = (*DATA_SETS, "Mix")         # Mix: a third of each, in turn
-SHARES = {"Alpaca": 0.03, "CP": 0.40}      # published: requests for which 265M is the best of five (CP: ChatGPT Prompts)
+# published: requests for which 265M is the best of five (CP: ChatGPT Prompts)
+SHARES = {"Alpaca": 0.03, "CP": 0.40}
 
 
 def recording(name: str, requests: int, passes: Mapping[str, Passes], seed: int = 0) -> Recording:

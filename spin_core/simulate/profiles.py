@@ -214,8 +214,8 @@ def fit(passes: Sequence[Mapping], peaks: Mapping[str, float], memory: float, *,
 
 
 def fitted(path: str | Path) -> Hardware:
-    """The profile of the machine on which ``bench passes`` wrote ``path``; named after its folder. ValueError for a file
-    that is something else."""
+    """The profile of the machine on which ``bench passes`` wrote ``path``; named after its folder. ValueError for
+    a file that is something else."""
     path = Path(path)
     try:
         return _fitted(path, json.loads(path.read_text("utf-8")))

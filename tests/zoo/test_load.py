@@ -193,6 +193,12 @@ def test_one_drafter_instead_of_a_list(save):
         zoo.load(drafters="pruned-2L-8k")
 
 
+def test_missing_cuda(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="sees no CUDA device"):
+        zoo.load(device="cuda")
+
+
 @pytest.mark.parametrize("device", ["abacus", "meta", "cuda:99", "xpu:99"])
 def test_a_device_that_torch_cannot_compute_on(device):
     with pytest.raises(ValueError, match=f"device '{device}' cannot be used"):
