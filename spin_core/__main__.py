@@ -180,19 +180,19 @@ def _fetch(args) -> int:
 
 
 def _distill_arguments(parser: argparse.ArgumentParser) -> None:
-    from spin_core import distill
+    from spin_core.lab import distill
 
     distill.add_arguments(parser)
 
 
 def _distill(args) -> int:
-    from spin_core import distill
+    from spin_core.lab import distill
 
     return distill.run(args)
 
 
 def _bench_arguments(parser: argparse.ArgumentParser) -> None:
-    from spin_core import bench
+    from spin_core.lab import bench
 
     benches = parser.add_subparsers(dest="name", required=True, parser_class=argparse.ArgumentParser)
     for name in bench.NAMES:
@@ -203,7 +203,7 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _bench(args) -> int:
-    from spin_core import bench
+    from spin_core.lab import bench
 
     report = bench.run(args.name, args)
     return 1 if any(bar.holds is False for bar in report.bars) else 0

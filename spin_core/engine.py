@@ -98,7 +98,7 @@ class Engine:
     ``drafter`` is who drafts for a request unless it is submitted with a drafter of its own. Names are those of the
     family's drafters, "ngram" (prompt lookup), "none" (plain decoding), and compositions such as "ngram+NAME": what
     lookup (or a table) finds, else what the other drafts; "tree:..." drafts token trees (:mod:`spin_core.draft.trees`),
-    "sparse:..." looks at a part of the cache (:mod:`spin_core.runtime.ring`), "vote:..." lets several decide
+    "sparse:..." looks at a part of the cache (:mod:`spin_core.kv.ring`), "vote:..." lets several decide
     (:mod:`spin_core.draft.vote`); how such names are written, :func:`spin_core.draft.pool.names` tells. ``gamma``:
     drafted tokens per step, 4 by default; of a tree its depth at most, by default all of it.
 

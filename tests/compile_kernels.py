@@ -69,7 +69,7 @@ def verify() -> None:
 
 def lessons() -> None:
     """The ladder of the verify lesson."""
-    from spin_core.lessons import kernel_checks, kernel_ladder
+    from spin_core.lab.lessons.l6_verify_kernel import checks as kernel_checks, ladder as kernel_ladder
 
     x = kernel_checks.inputs([2, 0, 3], 300)
     logits, batch = x["logits"][:5], list(x.values())
@@ -98,8 +98,8 @@ def decompose() -> None:
 
 def runtime() -> None:
     """Accepted paths of two requests, in bf16."""
-    from spin_core.runtime.cache import SlotCache
-    from spin_core.runtime.compact_kernel import compact
+    from spin_core.kv.cache import SlotCache
+    from spin_core.kv.compact_kernel import compact
 
     compact(SlotCache(2, 4, 3, 64, 64, torch.bfloat16), [1, 3], [5, 9], [[1, 2, 5], [3]])
 

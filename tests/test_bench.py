@@ -8,9 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from spin_core import bench, figures, zoo
+from spin_core import zoo
+from spin_core.lab import bench
+from spin_core.lab.results import figures
 from spin_core.__main__ import main
-from spin_core.bench import Bar, Report, contenders, peers
+from spin_core.lab.bench import Bar, Report
+from spin_core.lab.bench import contenders, peers
 from spin_core.engine import Engine
 from spin_core.request import SamplingParams
 from tests import tiny

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from spin_core.bench import drafters as bench
-from spin_core.distill.corpus import Shard
-from spin_core.distill.states import compute
-from spin_core.distill.table import make_table
+from spin_core.lab.bench import drafters as bench
+from spin_core.lab.distill.corpus import Shard
+from spin_core.lab.distill.states import compute
+from spin_core.lab.distill.table import make_table
 from spin_core.draft import DraftTable
 from spin_core.engine import Engine
 from spin_core.request import SamplingParams

@@ -6,7 +6,7 @@ import pytest
 import tiny
 import torch
 
-from spin_core.bench import select_live as bench
+from spin_core.lab.bench import select_live as bench
 
 
 @pytest.fixture(scope="module")

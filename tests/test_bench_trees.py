@@ -8,9 +8,9 @@ from argparse import Namespace
 import pytest
 import tiny
 
-from spin_core.bench import trees as bench
+from spin_core.lab.bench import trees as bench
 from spin_core.engine import Engine
-from spin_core.lessons import trees
+from spin_core.lab.lessons.l8_token_trees import measure as trees
 from spin_core.request import SamplingParams
 
 PROMPTS = {name: [[3 * i + j + 1, 4, i + 1, 5] for i in range(2)] for j, name in enumerate(bench.WORKLOADS)}

@@ -5,15 +5,15 @@ import re
 
 import pytest
 
-from spin_core import figures
-from spin_core.lessons import system as lesson
-from spin_core.reproduce import comparison
-from spin_core.reproduce.__main__ import main
-from spin_core.simulate import paper
+from spin_core.lab.results import figures
+from spin_core.lab.lessons.l7_paper_figures import measure as lesson
+from spin_core.lab.reproduce import comparison
+from spin_core.lab.reproduce.__main__ import main
+from spin_core.lab.simulate import paper
 
 
 def test_the_readme_is_current():
-    """If this fails: ``python -m spin_core.reproduce --table``."""
+    """If this fails: ``python -m spin_core.lab.reproduce --table``."""
     assert comparison.current(comparison.README.read_text("utf-8")) == comparison.table()
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from spin_core.lessons import drafters as lesson
-from spin_core.plots import drafters as plots
-from spin_core.widgets import drafters as widgets
+from spin_core.lab.lessons.l2_drafters import measure as lesson
+from spin_core.lab.lessons.l2_drafters import plots as plots
+from spin_core.lab.lessons.l2_drafters import widgets as widgets
 
 SPEED = {"fed-1L-8k": 1.4, "table-4g": 1.1, "ngram": .9}
 

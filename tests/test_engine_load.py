@@ -3,7 +3,7 @@
 import pytest
 import tiny
 
-from spin_core.bench import load
+from spin_core.lab.bench import load
 from spin_core.engine import Engine
 from spin_core.request import FinishReason
 

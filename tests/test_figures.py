@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from spin_core import figures
+from spin_core.lab.results import figures
 
 matplotlib.use("Agg")
 from matplotlib.figure import Figure  # noqa: E402  (after the choice of a backend)

@@ -11,8 +11,9 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from spin_core import plots
-from spin_core.lessons.steps import FATES, Place, Step
+from spin_core.lab.lessons.l1_speculation import plots
+from spin_core.lab.lessons import look
+from spin_core.lab.lessons.l1_speculation.steps import FATES, Place, Step
 
 matplotlib.use("Agg")
 
@@ -61,9 +62,9 @@ def test_every_figure_renders_without_a_warning_and_leaves_no_trace(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         figure = FIGURES[name]()
-        image = imread(io.BytesIO(plots.png(figure, dpi=60)))
+        image = imread(io.BytesIO(look.png(figure, dpi=60)))
     assert isinstance(figure, Figure)
-    assert image.shape[1] == pytest.approx(plots.WIDTH * 60, abs=1), "every figure is one column wide"
+    assert image.shape[1] == pytest.approx(look.WIDTH * 60, abs=1), "every figure is one column wide"
     assert dict(matplotlib.rcParams) == before
     assert "matplotlib.pyplot" not in vars(plots)
 
@@ -72,7 +73,7 @@ def test_every_figure_renders_without_a_warning_and_leaves_no_trace(name):
 def test_every_place_of_a_step_renders(step):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        pictures = [plots.png(plots.step(step, j), dpi=60) for j in range(len(step.places))]
+        pictures = [look.png(plots.step(step, j), dpi=60) for j in range(len(step.places))]
     assert len(set(pictures)) == len(pictures), "places look different"
 
 
@@ -113,10 +114,10 @@ def test_boxes_of_a_crowded_step_stay_inside_the_figure():
 
 
 def test_label_shows_what_cannot_be_seen():
-    assert plots.label(" a\n\t") == "␣a↵⇥"
-    assert plots.label("") == "∅"
-    assert plots.label("\U0001F600") == "□"
-    assert plots.label("x" * 20) == "x" * 13 + "…"
+    assert look.label(" a\n\t") == "␣a↵⇥"
+    assert look.label("") == "∅"
+    assert look.label("\U0001F600") == "□"
+    assert look.label("x" * 20) == "x" * 13 + "…"
 
 
 def test_a_text_and_its_fates_must_fit():
@@ -155,11 +156,11 @@ def test_acceptance_by_request_counts_who_is_best():
 def test_theory_marks_the_best_gamma():
     assert "best γ = 8: 3.09×" in words(plots.theory(0.8, 0.05))
     assert "do not speculate" in words(plots.theory(0.1, 0.3))
-    assert plots.png(plots.theory(0.0, 0.0)) and plots.png(plots.theory(1.0, 0.5))
+    assert look.png(plots.theory(0.0, 0.0)) and look.png(plots.theory(1.0, 0.5))
 
 
 def test_labels_at_line_ends_keep_their_distance():
-    moved = plots.apart([1.0, 0.9, 3.0, 1.05], 0.2)
+    moved = look.apart([1.0, 0.9, 3.0, 1.05], 0.2)
     assert moved == pytest.approx([1.1, 0.9, 3.0, 1.3])
 
 
@@ -187,7 +188,7 @@ def text_overlaps(figure: Figure) -> list[tuple[str, str]]:
                                   lambda: plots.theory(0.8, 0.05), lambda: plots.theory(0.2, 0.3),
                                   lambda: plots.theory(0.99, 0.0)])
 def test_no_text_lies_on_another(make):
-    with plots.style():
+    with look.style():
         assert text_overlaps(make()) == []
 
 
@@ -203,10 +204,10 @@ def test_speed_says_where_a_bar_leaves_the_axes_and_names_the_best_gamma():
 def test_the_smaller_png_keeps_every_colour():
     figure = plots.step(REJECTING, 1, title="Step 1 of 9")
     full = io.BytesIO()
-    with plots.style():
+    with look.style():
         figure.savefig(full, format="png", dpi=100)
     full.seek(0)
-    small = plots.png(figure, dpi=100)
+    small = look.png(figure, dpi=100)
     assert len(small) < 0.6 * len(full.getvalue())
     difference = np.abs(imread(io.BytesIO(small))[..., :3] - imread(full)[..., :3])
     assert difference.max() < 20 / 255

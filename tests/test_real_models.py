@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from spin_core.bench import equality
+from spin_core.lab.bench import equality
 from spin_core.draft import ModelDrafter
 from spin_core.engine import Engine
 from spin_core.request import SamplingParams

@@ -19,12 +19,13 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from rich.console import Console
 
-from spin_core.reproduce import ROOT, NotebookError, runner
-from spin_core.reproduce.__main__ import main
-from spin_core.reproduce.kernel import execute
-from spin_core.reproduce.notebooks import discover, notebook_digest, package_digest, parameters
-from spin_core.reproduce.progress import Progress, clock
-from spin_core.reproduce.storing import MAX_STORED_BYTES, store
+from spin_core.lab.reproduce import ROOT, NotebookError
+from spin_core.lab.reproduce import runner
+from spin_core.lab.reproduce.__main__ import main
+from spin_core.lab.reproduce.kernel import execute
+from spin_core.lab.reproduce.notebooks import discover, notebook_digest, package_digest, parameters
+from spin_core.lab.reproduce.progress import Progress, clock
+from spin_core.lab.reproduce.storing import MAX_STORED_BYTES, store
 
 DECLARED = "profile = 'default'\ndevice = 'cpu'\nfigures_dir = None\nown = 3  # not the runner's business"
 
@@ -302,7 +303,7 @@ def test_an_interrupted_run_ends_cleanly_and_keeps_what_is_finished(tmp_path, se
     if sent == signal.SIGTERM:          # one kernel less
         (notebooks / "01_done.ipynb").unlink()
     # a background job of a shell without job control ignores the signal, and so would its children
-    program = ("import signal, sys; from pathlib import Path; from spin_core.reproduce.__main__ import main\n"
+    program = ("import signal, sys; from pathlib import Path; from spin_core.lab.reproduce.__main__ import main\n"
                f"signal.signal(signal.{sent.name}, signal.default_int_handler)\n"
                f"sys.exit(main(['--output', {str(out)!r}, '--device', 'cpu'], notebooks=Path({str(notebooks)!r})))")
     with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, text=True,
@@ -452,7 +453,7 @@ def test_stored_notebook(path):
     assert path.stat().st_size < MAX_STORED_BYTES
     code = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1)), \
-        "run python -m spin_core.reproduce --store"
+        "run python -m spin_core.lab.reproduce --store"
     for cell in code:
         assert not [output for output in cell.outputs if output.output_type == "error"]
         if re.search(r"^ *show\(", cell.source, re.MULTILINE):

@@ -6,8 +6,8 @@ import pytest
 from ipywidgets import Button, Dropdown, FloatSlider, IntSlider
 from test_plots import ACCEPTING, CUT, PLAIN, REJECTING
 
-from spin_core import plots, widgets
-from spin_core.lessons.steps import Step
+from spin_core.lab.lessons.l1_speculation import plots, widgets
+from spin_core.lab.lessons.l1_speculation.steps import Step
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from spin_core.decompose.layout import Alone, Heads, Packed
 from spin_core.decompose.plan import Plan
 
 if TYPE_CHECKING:
-    from spin_core.runtime.batch import RaggedBatch
-    from spin_core.runtime.cache import SlotCache
+    from spin_core.kv.batch import RaggedBatch
+    from spin_core.kv.cache import SlotCache
 
 
 class Workspace(threading.local):

@@ -162,8 +162,8 @@ def measure(device: torch.device, dtype: torch.dtype, heads: Heads, dim: int, *,
     from spin_core.decompose.plan import plan
     from spin_core.decompose.strategies import step_class
     from spin_core.decompose.attend import Workspace
-    from spin_core.runtime.batch import RaggedBatch
-    from spin_core.runtime.cache import SlotCache
+    from spin_core.kv.batch import RaggedBatch
+    from spin_core.kv.cache import SlotCache
 
     room, layers, most = 1024, 2, 16
     cache = SlotCache(layers, most, heads.kv, room, dim, dtype, device)

@@ -22,8 +22,8 @@ from spin_core.decompose.layout import Heads, among
 from spin_core.decompose.plan import LARGE, Plan
 
 if TYPE_CHECKING:
-    from spin_core.runtime.batch import RaggedBatch
-    from spin_core.runtime.cache import SlotCache
+    from spin_core.kv.batch import RaggedBatch
+    from spin_core.kv.cache import SlotCache
 
 BLOCK = 128         # keys per block of the mask
 

@@ -21,8 +21,8 @@ from spin_core.decompose.layout import Heads, among
 from spin_core.decompose.plan import Plan
 
 if TYPE_CHECKING:
-    from spin_core.runtime.batch import RaggedBatch
-    from spin_core.runtime.cache import SlotCache
+    from spin_core.kv.batch import RaggedBatch
+    from spin_core.kv.cache import SlotCache
 
 
 # Keys per turn of a program's loop, warps of a program, loads in flight. Fixed, for autotuning needs a driver.

@@ -20,7 +20,7 @@ from torch import Tensor
 from spin_core.decompose.plan import LARGE, Plan, Pool
 
 if TYPE_CHECKING:
-    from spin_core.runtime.batch import RaggedBatch
+    from spin_core.kv.batch import RaggedBatch
 
 
 @dataclass

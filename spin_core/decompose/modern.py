@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from spin_core.runtime.batch import RaggedBatch
-    from spin_core.runtime.cache import SlotCache
+    from spin_core.kv.batch import RaggedBatch
+    from spin_core.kv.cache import SlotCache
 
 
 class PaddedView:

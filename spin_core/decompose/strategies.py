@@ -15,8 +15,8 @@ from spin_core.decompose.plan import LARGE, STRATEGIES, Plan, plan
 WAYS = (*STRATEGIES, "flex")        # the last needs no plan: its kernel skips what nobody sees
 
 if TYPE_CHECKING:
-    from spin_core.runtime.batch import RaggedBatch
-    from spin_core.runtime.cache import SlotCache
+    from spin_core.kv.batch import RaggedBatch
+    from spin_core.kv.cache import SlotCache
 
 
 class Attention:

@@ -21,7 +21,7 @@ from spin_core.draft.base import CaughtUp, Draft, never
 from spin_core.draft.model import ModelDrafter
 from spin_core.request import Request
 from spin_core.runtime import ModelRunner
-from spin_core.runtime.ring import Window
+from spin_core.kv.ring import Window
 
 
 CARRIES = ("last", "mix", "nothing")

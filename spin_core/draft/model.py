@@ -11,7 +11,7 @@ from spin_core.draft.base import CaughtUp, Draft, Drafter, never
 from spin_core.randomness import DRAFT, race
 from spin_core.request import Request
 from spin_core.runtime import ModelRunner
-from spin_core.runtime.ring import AHEAD, Window
+from spin_core.kv.ring import AHEAD, Window
 from spin_core.sampling import SamplingBatch, probabilities
 
 

@@ -14,7 +14,7 @@ from spin_core.draft.table import DraftTable, TableDrafter
 from spin_core.draft.trees import PREFIX, TreeDrafter, parse_name
 from spin_core.draft.vote import VoteDrafter
 from spin_core.runtime import ModelRunner
-from spin_core.runtime.ring import Window
+from spin_core.kv.ring import Window
 from spin_core.zoo.family import DraftModel
 
 COMPOSED_NGRAM = (4, 3)     # a composition trusts lookup from so many repeated tokens on: (longest, shortest)
@@ -23,7 +23,7 @@ COMPOSED_NGRAM = (4, 3)     # a composition trusts lookup from so many repeated 
 def names(family) -> list[str]:
     """Every plain name. "FIRST+REST" composes: FIRST is "ngram" or a table, REST any name, itself composed or not.
     "sparse:NAME" or "sparse:NAME:WINDOW" drafts with a sparse cache: NAME is a model of the family or "target", WINDOW
-    a number of tokens or a share of the text such as 1/8 (:mod:`spin_core.runtime.ring`). "tree:..." drafts trees
+    a number of tokens or a share of the text such as 1/8 (:mod:`spin_core.kv.ring`). "tree:..." drafts trees
     (:mod:`spin_core.draft.trees`). "vote:A,B,..." has drafters vote; "vote" is a vote of all the family's and "ngram"
     (:mod:`spin_core.draft.vote`)."""
     return [*family.drafters, "ngram", "none"]

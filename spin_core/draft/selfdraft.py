@@ -13,7 +13,7 @@ from spin_core.draft.base import Draft
 from spin_core.draft.model import ModelDrafter
 from spin_core.request import Request
 from spin_core.runtime import ModelRunner
-from spin_core.runtime.ring import Window
+from spin_core.kv.ring import Window
 
 
 class SelfDrafter(ModelDrafter):

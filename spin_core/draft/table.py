@@ -1,7 +1,7 @@
 """Drafting from a table of the target's habits: what has it usually said behind these few tokens?
 
 Prompt lookup knows this request's text; a table knows what the target says whatever the request: "Here are some",
-"It is important to". It is made once from the target's own answers (:mod:`spin_core.distill.table`), as REST keeps a
+"It is important to". It is made once from the target's own answers (:mod:`spin_core.lab.distill.table`), as REST keeps a
 datastore of text (He et al., arXiv 2311.08252) and token recycling the followers of each token (Luo et al., arXiv
 2408.08696). A draft is a few bisections: the cheapest there is.
 """

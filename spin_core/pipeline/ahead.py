@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 
 from spin_core.draft import Drafter, FedDrafter
 from spin_core.pipeline import resident
-from spin_core.pipeline.graphs import Graphs
+from spin_core.runtime.graphs import Graphs
 from spin_core.request import Request
 from spin_core.runtime import ModelRunner
-from spin_core.runtime.transfer import Download, Mark
+from spin_core.kv.transfer import Download, Mark
 from spin_core.trace import Event
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING
 
-from spin_core.pipeline import graphs
+from spin_core.runtime import graphs
 from spin_core.pipeline.executor import Executor, Flight, StageTimeout, make_executor
 from spin_core.pipeline.grouping import Item, heaviest, join, split
 from spin_core.pipeline.heuristic import Heuristic, Load

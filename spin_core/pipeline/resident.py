@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from spin_core.draft import Draft, Drafter, FedDrafter, ModelDrafter, NullDrafter
-from spin_core.pipeline.graphs import Graphs
+from spin_core.runtime.graphs import Graphs
 from spin_core.randomness import DRAFT, race
 from spin_core.request import Request
 from spin_core.runtime import SlotCache
-from spin_core.runtime.transfer import Mark, upload
+from spin_core.kv.transfer import Mark, upload
 from spin_core.sampling import SamplingBatch
 from spin_core.verify import Progress, verify_chain
 

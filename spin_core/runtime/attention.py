@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
 from spin_core.decompose.attend import TorchStep
-from spin_core.runtime.batch import RaggedBatch
-from spin_core.runtime.cache import SlotCache
+from spin_core.kv.batch import RaggedBatch
+from spin_core.kv.cache import SlotCache
 
 NAME = "spin_core_ragged"
 # Attention variants that change the result. A model that asks for one is refused: ignoring it would be silent.

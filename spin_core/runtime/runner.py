@@ -10,12 +10,12 @@ from transformers import PreTrainedModel
 
 from spin_core.decompose.strategies import Attention
 from spin_core.runtime.attention import Ragged, attach, refuse
-from spin_core.runtime.batch import RaggedBatch
+from spin_core.kv.batch import RaggedBatch
 from spin_core.runtime.block import fuse_layers
-from spin_core.runtime.cache import SlotCache
-from spin_core.runtime.compact import compact
+from spin_core.kv.cache import SlotCache
+from spin_core.kv.compact import compact
 from spin_core.runtime.linear import pack_linears
-from spin_core.runtime.ring import RingAttention, RingCache, Window
+from spin_core.kv.ring import RingAttention, RingCache, Window
 from spin_core.runtime.tensor_parallel import local_heads
 
 
@@ -29,7 +29,7 @@ class ModelRunner:
     runner keeps ``states [slots, max_len, hidden]``, what the head read at every token, written like the cache: entries
     of committed tokens are right, the others stale. ``verification`` names how a ragged batch is attended
     (:func:`spin_core.decompose.plan`). With a ``window`` every token sees only a part of its past, and the cache
-    is a ring that holds no more (:mod:`spin_core.runtime.ring`).
+    is a ring that holds no more (:mod:`spin_core.kv.ring`).
 
     Raises NotImplementedError, at once, for a model that cannot run like this: attention of its own beside the
     library's registry, recurrent layers, or a variant that the adapter does not know.
@@ -55,7 +55,7 @@ class ModelRunner:
                                                                             self.cache)
         self.vocab_size = vocab_size
         self.device = model.device
-        self.graphs = None          # see spin_core.pipeline.graphs
+        self.graphs = None          # see spin_core.runtime.graphs
         self.states: Tensor | None = None
         if keep_states:
             self.states = torch.zeros(slots, max_len, config.hidden_size, dtype=model.dtype, device=model.device)

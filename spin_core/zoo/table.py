@@ -1,7 +1,7 @@
 """Tables of the target's habits: what it usually says behind a few tokens.
 
 File format: safetensors with ``contexts`` int64 and ``followers`` int32 of a :class:`DraftTable`; the metadata says
-``kind`` "table", and the ``vocab_size`` that the keys are built with. :mod:`spin_core.distill.table` writes such files.
+``kind`` "table", and the ``vocab_size`` that the keys are built with. :mod:`spin_core.lab.distill.table` writes such files.
 """
 
 from __future__ import annotations

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from spin_core.bench import Report, gpu, gpu_drafting, gpu_system, names
-from spin_core.bench.gpu import TINY
-from spin_core.pipeline import graphs
+from spin_core.lab.bench import Report
+from spin_core.lab.bench import gpu, gpu_drafting, gpu_system, names
+from spin_core.lab.bench.gpu import TINY
+from spin_core.runtime import graphs
 from spin_core.select import make
-from spin_core.select.recording import Recording
-from spin_core.select.replay import replay
-from spin_core.simulate.profiles import DRAFTERS, TARGETS
+from spin_core.lab.simulate.recording import Recording
+from spin_core.lab.simulate.replay import replay
+from spin_core.lab.simulate.profiles import DRAFTERS, TARGETS
 
 POOL = [(replace(TINY, name=name), arm) for name, arm in gpu_system.RECORDED.items()]
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import nbformat
 
-from spin_core.reproduce.notebooks import parameters
+from spin_core.lab.reproduce.notebooks import parameters
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from spin_core.decompose.costs import Costs
 from spin_core.decompose.layout import Heads
-from spin_core.runtime.batch import RaggedBatch
-from spin_core.runtime.cache import SlotCache
+from spin_core.kv.batch import RaggedBatch
+from spin_core.kv.cache import SlotCache
 
 MAX_LEN = 70
 COSTS = Costs(3, 3, step_call=2e-5, alone_call=3e-5, alone_key=2e-8, alone_score=2.5e-9, pool_call=6e-5, pool_width=0,

@@ -7,7 +7,7 @@ from matplotlib.patches import Rectangle
 from ragged_cases import COSTS
 
 from spin_core.decompose import STRATEGIES, plan
-from spin_core.plots.decomposition import cost_curve, packing
+from spin_core.lab.lessons.l4_decomposition.plots import cost_curve, packing
 
 LENGTHS, Q_LENS = [500, 60, 90, 60], [5, 5, 2, 5]
 

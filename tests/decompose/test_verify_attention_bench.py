@@ -8,7 +8,7 @@ import pytest
 import torch
 from ragged_cases import case
 
-from spin_core.bench import verify_attention
+from spin_core.lab.bench import verify_attention
 from spin_core.decompose import STRATEGIES, costs, strategies
 from spin_core.decompose.layout import Heads
 from spin_core.decompose.modern import PaddedView, VarlenStep

@@ -11,17 +11,17 @@ from safetensors.torch import load_file
 
 from spin_core import zoo
 from spin_core.__main__ import main
-from spin_core.distill import corpus, train as training
-from spin_core.distill.command import distill, divide, load
-from spin_core.distill.decode import BatchDecoder
-from spin_core.distill.drafters import Recipe, draft_vocabulary, own_parameters, prune
-from spin_core.distill.evaluate import chain, score, tokens_per_verification
-from spin_core.distill.generate import generate
-from spin_core.distill.loss import CHUNK, law_loss
-from spin_core.distill.prompts import PromptWriter
-from spin_core.distill.states import compute
-from spin_core.distill.table import TableRecipe, make_table
-from spin_core.distill.unroll import unroll
+from spin_core.lab.distill import corpus, train as training
+from spin_core.lab.distill.command import distill, divide, load
+from spin_core.lab.distill.decode import BatchDecoder
+from spin_core.lab.distill.drafters import Recipe, draft_vocabulary, own_parameters, prune
+from spin_core.lab.distill.evaluate import chain, score, tokens_per_verification
+from spin_core.lab.distill.generate import generate
+from spin_core.lab.distill.loss import CHUNK, law_loss
+from spin_core.lab.distill.prompts import PromptWriter
+from spin_core.lab.distill.states import compute
+from spin_core.lab.distill.table import TableRecipe, make_table
+from spin_core.lab.distill.unroll import unroll
 from spin_core.engine import Engine
 from spin_core.request import SamplingParams
 from spin_core.zoo.pruned import load_pruned

@@ -9,17 +9,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from spin_core.bench import spire as bench
-from spin_core.bench.boost import coverage
-from spin_core.distill import corpus
-from spin_core.distill.boost import missed, older
-from spin_core.distill.command import distill, load
-from spin_core.distill.drafters import LADDER, SPIRE, own_parameters, prune, rung_name, save
-from spin_core.distill.evaluate import score, tokens_per_verification
-from spin_core.distill.loss import law_loss
-from spin_core.distill.states import compute
-from spin_core.distill.train import Data, columns
-from spin_core.distill.unroll import unroll
+from spin_core.lab.bench import spire as bench
+from spin_core.lab.bench.boost import coverage
+from spin_core.lab.distill import corpus
+from spin_core.lab.distill.boost import missed, older
+from spin_core.lab.distill.command import distill, load
+from spin_core.lab.distill.drafters import LADDER, SPIRE, own_parameters, prune, rung_name, save
+from spin_core.lab.distill.evaluate import score, tokens_per_verification
+from spin_core.lab.distill.loss import law_loss
+from spin_core.lab.distill.states import compute
+from spin_core.lab.distill.train import Data, columns
+from spin_core.lab.distill.unroll import unroll
 from spin_core.engine import Engine
 from spin_core.request import SamplingParams
 from spin_core.zoo.pruned import load_pruned

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from spin_core.draft import pool
 from spin_core.engine import Engine
 from spin_core.request import Request, SamplingParams
-from spin_core.runtime.ring import AHEAD
+from spin_core.kv.ring import AHEAD
 
 PROMPTS = ["abc", "bdfhjlnprt", "e", "aabbccddeeffgghh"]
 NAMES = ["sparse:near:5", "sparse:near:2/5", "sparse:target:4", "sparse:target:1/2", "ngram+sparse:target:6",

@@ -9,8 +9,8 @@ import tiny
 import torch
 from hypothesis import given, settings, strategies as st
 
-from spin_core.distill.corpus import Shard
-from spin_core.distill.table import make_table
+from spin_core.lab.distill.corpus import Shard
+from spin_core.lab.distill.table import make_table
 from spin_core.draft import DraftTable, TableDrafter
 from spin_core.draft.table import key
 from spin_core.engine import Engine

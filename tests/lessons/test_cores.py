@@ -5,8 +5,8 @@ import os
 import joblib
 import pytest
 
-from spin_core.lessons import on_all_cores
-from spin_core.simulate import paper
+from spin_core.lab.lessons import on_all_cores
+from spin_core.lab.simulate import paper
 
 
 def test_results_come_by_name_in_the_order_of_the_calls():

@@ -13,15 +13,17 @@ import torch
 from ipywidgets import Button, FloatSlider, IntSlider
 from matplotlib.image import imread
 
-from spin_core import figures, widgets
+from spin_core.lab.results import figures
+from spin_core.lab.lessons.l4_decomposition import widgets
 from spin_core.decompose import plan
 from spin_core.decompose.costs import typical
 from spin_core.decompose.layout import Heads
-from spin_core.lessons import padding, stored
-from spin_core.lessons.lengths import Lengths, skewed_lengths
-from spin_core.lessons.memory import peak_bytes, verification_memory
-from spin_core.plots import decomposition as plots
-from spin_core.plots import png
+from spin_core.lab.lessons.l4_decomposition import padding
+from spin_core.lab.lessons import stored
+from spin_core.lab.lessons.l4_decomposition.lengths import Lengths, skewed_lengths
+from spin_core.lab.lessons.l4_decomposition.memory import peak_bytes, verification_memory
+from spin_core.lab.lessons.l4_decomposition import plots as plots
+from spin_core.lab.lessons.look import png
 
 HEADS, DIM = Heads(3, 3), 64
 PRICES = typical(torch.float32, HEADS, DIM)
@@ -193,7 +195,7 @@ def test_the_ring_is_around_the_plan_s_choice():
 def test_the_widget_cuts_the_batch_it_shows(monkeypatch):
     drawn = []
     monkeypatch.setattr(plots, "packing_and_costs", lambda *plans: drawn.append(plans))
-    monkeypatch.setattr("spin_core.plots.png", lambda figure: b"")
+    monkeypatch.setattr("spin_core.lab.lessons.look.png", lambda figure: b"")
     panel = widgets.packing(PRICES)
     controls = panel.children[0].children
     requests, longest, drafted, width = (c for c in controls if isinstance(c, IntSlider))

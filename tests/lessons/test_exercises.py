@@ -12,8 +12,10 @@ import nbformat
 import numpy as np
 import pytest
 
-from spin_core import lessons, theory
+from spin_core import theory
+from spin_core.lab import lessons
 
+MODULES = list(pkgutil.walk_packages(lessons.__path__, "spin_core.lab.lessons."))
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 
 
@@ -98,8 +100,8 @@ def test_answers_show_as_text_and_as_html():
 
 def check_called(name: str):
     """A check by its name, from whichever module of the lessons has it."""
-    for module in pkgutil.iter_modules(lessons.__path__):
-        found = getattr(importlib.import_module(f"spin_core.lessons.{module.name}"), name, None)
+    for module in MODULES:
+        found = getattr(importlib.import_module(module.name), name, None)
         if found:
             return found
     raise AssertionError(f"no lesson has {name}")
@@ -127,8 +129,8 @@ def test_the_solutions_that_a_lesson_shows_are_right_and_its_exercise_cells_open
 
 
 # every check of a function that a student writes (a kernel's check takes a "rung")
-CHECKS = {name: function for module in pkgutil.iter_modules(lessons.__path__)
-          for name, function in vars(importlib.import_module(f"spin_core.lessons.{module.name}")).items()
+CHECKS = {name: function for module in MODULES
+          for name, function in vars(importlib.import_module(module.name)).items()
           if name.startswith("check_") and list(inspect.signature(function).parameters) == ["solution"]}
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spin_core.lessons import kernel_checks as checks
+from spin_core.lab.lessons.l6_verify_kernel import checks as checks
 
 triton = pytest.importorskip("triton")
-ladder = pytest.importorskip("spin_core.lessons.kernel_ladder")
+ladder = pytest.importorskip("spin_core.lab.lessons.l6_verify_kernel.ladder")
 import triton.language as tl  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("patched_once")

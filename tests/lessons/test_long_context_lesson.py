@@ -8,14 +8,14 @@ from pydoc_data.topics import topics
 import pytest
 import tiny
 
-from spin_core import figures
-from spin_core import plots as base
-from spin_core.lessons import long_context as lesson
-from spin_core.lessons.stored import stored
-from spin_core.plots import long_context as plots
-from spin_core.select.recording import Recording
-from spin_core.simulate import spire
-from spin_core.widgets import long_context as widgets
+from spin_core.lab.results import figures
+from spin_core.lab.lessons import look as base
+from spin_core.lab.lessons.l9_long_context import measure as lesson
+from spin_core.lab.lessons.stored import stored
+from spin_core.lab.lessons.l9_long_context import plots as plots
+from spin_core.lab.simulate.recording import Recording
+from spin_core.lab.simulate import spire
+from spin_core.lab.lessons.l9_long_context import widgets as widgets
 
 
 def test_the_multipliers_are_the_published_ones_and_follow_from_the_passes():

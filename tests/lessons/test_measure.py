@@ -9,9 +9,10 @@ from importlib import import_module
 import pytest
 import tiny
 
-from spin_core import plots
+from spin_core.lab.lessons.l1_speculation import plots
 from spin_core.engine import Engine
-from spin_core.lessons import full_steps, goodput, measured, modelled, phase_milliseconds, show, sweep
+from spin_core.lab.lessons import full_steps, goodput, measured, modelled, phase_milliseconds, sweep
+from spin_core.lab.lessons import show
 from spin_core.request import SamplingParams
 from spin_core.trace import Event
 
@@ -61,7 +62,7 @@ def test_phases_are_medians_and_add_up():
 
 def test_show_saves_the_numbers_and_displays_the_picture_with_its_caption(tmp_path, monkeypatch):
     displayed = []
-    monkeypatch.setattr(import_module("spin_core.lessons.show"), "display", displayed.append)
+    monkeypatch.setattr(import_module("spin_core.lab.lessons.show"), "display", displayed.append)
     show("name", plots.theory(0.5, 0.1), measured("a", [1], [2.0], error=[0.1]),
          modelled("b", [1], [3.0], source="a formula"), caption="What it shows.", directory=tmp_path)
     (image,) = displayed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spin_core import lessons
+from spin_core.lab import lessons
 
 
 def merge(outs, lses):

@@ -11,13 +11,14 @@ import pytest
 import tiny
 from matplotlib.image import imread
 
-from spin_core.bench import pipeline as bench
+from spin_core.lab.bench import pipeline as bench
 from spin_core.engine import Engine
-from spin_core.lessons import pipeline as lesson
+from spin_core.lab.lessons.l5_pipeline import measure as lesson
 from spin_core.pipeline import Decision, simulate
-from spin_core.plots import pipeline as plots, png
+from spin_core.lab.lessons.look import png
+from spin_core.lab.lessons.l5_pipeline import plots as plots
 from spin_core.request import SamplingParams
-from spin_core.widgets import pipeline as widgets
+from spin_core.lab.lessons.l5_pipeline import widgets as widgets
 
 matplotlib.use("Agg")
 PARAMS = SamplingParams(max_new_tokens=24, stop_ids=())

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from spin_core import plots as base
-from spin_core.bench import peers
-from spin_core.lessons import selection as lesson
-from spin_core.plots import selection as plots
-from spin_core.select.synthetic import synthetic
-from spin_core.widgets import selection as widgets
+from spin_core.lab.lessons import look as base
+from spin_core.lab.bench import peers
+from spin_core.lab.lessons.l3_selection import measure as lesson
+from spin_core.lab.lessons.l3_selection import plots as plots
+from spin_core.lab.simulate.synthetic import synthetic
+from spin_core.lab.lessons.l3_selection import widgets as widgets
 
 GAMMAS = {"reads": 4, "copies": 4}
 

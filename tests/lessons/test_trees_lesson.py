@@ -12,12 +12,12 @@ from ipywidgets import HTML, Dropdown, FloatSlider, IntSlider, Text
 from scipy import stats
 
 from spin_core.engine import Engine
-from spin_core.lessons import tree_steps, trees
-from spin_core.lessons.verify_rules import P
-from spin_core.plots import trees as plots
+from spin_core.lab.lessons.l8_token_trees import steps as tree_steps, measure as trees
+from spin_core.lab.lessons.l6_verify_kernel.rules import P
+from spin_core.lab.lessons.l8_token_trees import plots as plots
 from spin_core.request import SamplingParams
 from spin_core.trace import Event
-from spin_core.widgets import trees as widgets
+from spin_core.lab.lessons.l8_token_trees import widgets as widgets
 
 NAME = "tree:near,same:2,1"
 
@@ -116,7 +116,7 @@ def controls(panel, kind) -> list:
 def test_the_editor_redraws_for_every_control_and_answers_nonsense_in_words(engine, monkeypatch):
     drawn = []
     monkeypatch.setattr(widgets.plots, "tree", lambda *args: drawn.append(args))
-    monkeypatch.setattr("spin_core.plots.png", lambda figure: str(len(drawn)).encode())
+    monkeypatch.setattr("spin_core.lab.lessons.look.png", lambda figure: str(len(drawn)).encode())
     panel = widgets.editor(engine, {"one": "abcab", "two": "dd"}, [("near", "subset"), ("near",)], 8)
     (prompt, who), (shape,), (heat,), (number,) = (controls(panel, kind) for kind in (Dropdown, Text, FloatSlider, IntSlider))
     said = controls(panel, HTML)[0]

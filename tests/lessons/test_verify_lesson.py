@@ -9,9 +9,10 @@ import matplotlib
 import pytest
 import torch
 
-from spin_core import plots
-from spin_core.lessons import verify_times
-from spin_core.plots import verify_kernel
+from spin_core.lab.lessons.l1_speculation import plots
+from spin_core.lab.lessons import look
+from spin_core.lab.lessons.l6_verify_kernel import times as verify_times
+from spin_core.lab.lessons.l6_verify_kernel import plots as verify_kernel
 
 
 def words(figure) -> list[str]:
@@ -41,8 +42,8 @@ def test_loads_are_counted():
     triton = pytest.importorskip("triton")
     if not triton.knobs.runtime.interpret:
         pytest.skip("the kernel is compiled in this process")
-    from spin_core.lessons import kernel_ladder
-    from spin_core.lessons.kernel_reads import rows_read
+    from spin_core.lab.lessons.l6_verify_kernel import ladder as kernel_ladder
+    from spin_core.lab.lessons.l6_verify_kernel.reads import rows_read
 
     logits = torch.randn(3, 200)
     assert rows_read(lambda: kernel_ladder.logsumexp(logits[1:]), logits, torch.zeros(2, 5)) == [[0, 1, 1], [0, 0]]
@@ -65,15 +66,15 @@ def test_pictures(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         figure = draw()
-        plots.png(figure, dpi=50)
-    assert figure.get_figwidth() == plots.WIDTH
+        look.png(figure, dpi=50)
+    assert figure.get_figwidth() == look.WIDTH
     said = words(figure)
     assert all(any(text in word for word in said) for text in expected), said
     assert ("No run on a GPU" in "".join(said)) == (name == "times without a GPU")
 
 
 def test_the_widget_follows_its_slider(monkeypatch):
-    from spin_core.widgets import verify_kernel as widget
+    from spin_core.lab.lessons.l6_verify_kernel import widgets as widget
 
     drawn = []
     monkeypatch.setattr(widget.verify_kernel, "bias", lambda found: drawn.append(found) or verify_kernel_figure())

@@ -16,7 +16,7 @@ from spin_core.engine import Engine
 from spin_core.pipeline import ahead, resident
 from spin_core.pipeline.ahead import Ahead
 from spin_core.request import FinishReason, SamplingParams
-from spin_core.runtime import transfer
+from spin_core.kv import transfer
 from spin_core.sampling import SamplingBatch, probabilities
 
 GREEDY = SamplingParams(max_new_tokens=16, stop_ids=())

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from spin_core.draft import FedDrafter, ModelDrafter
 from spin_core.engine import Engine
-from spin_core.pipeline import graphs
+from spin_core.runtime import graphs
 from spin_core.request import Request, SamplingParams
 from spin_core.runtime import ModelRunner
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings, strategies as st
 
 from spin_core.engine import Engine
 from spin_core.pipeline import DRAFT, VERIFY, StageTimeout
-from spin_core.pipeline.replay import last_run, replay
+from spin_core.lab.simulate.timeline import last_run, replay
 from spin_core.request import FinishReason, SamplingParams
 
 GREEDY = SamplingParams(max_new_tokens=10, stop_ids=())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from spin_core.draft.tree import ancestor_mask
 from spin_core.runtime import ModelRunner, SlotCache
-from spin_core.runtime.compact import compact
+from spin_core.kv.compact import compact
 
 SLOTS, ROOM = 5, 24
 
@@ -55,7 +55,7 @@ def test_accepted_nodes_move_up_and_nothing_else_moves(moving):
 
 @pytest.mark.parametrize("dim", [8, 6])
 def test_the_kernel_moves_the_same(dim):
-    kernel = pytest.importorskip("spin_core.runtime.compact_kernel")
+    kernel = pytest.importorskip("spin_core.kv.compact_kernel")
     moving = [3, 0, 4], [5, 0, 9], [[1, 2, 5, 6, 9], [3], [0, 2]]
     made = store(2, dim)
     expected = by_hand(made, *moving)

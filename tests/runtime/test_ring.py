@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from spin_core.runtime import ModelRunner
-from spin_core.runtime.ring import AHEAD, RingCache, Window
+from spin_core.kv.ring import AHEAD, RingCache, Window
 
 SLOTS, ROOM = 3, 72
 tokens = st.integers(0, tiny.VOCAB - 1)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from spin_core.distill.evaluate import chain
+from spin_core.lab.distill.evaluate import chain
 from spin_core.select import NONE, make
-from spin_core.select.oracle import Planned, chain_counts, oracle_request, oracle_steps
-from spin_core.select.recording import MAX_GAMMA, Passes, Recording, chains, memory_bound
-from spin_core.select.replay import replay
-from spin_core.select.synthetic import synthetic
+from spin_core.lab.simulate.oracle import Planned, chain_counts, oracle_request, oracle_steps
+from spin_core.lab.simulate.recording import MAX_GAMMA, Passes, Recording, chains, memory_bound
+from spin_core.lab.simulate.replay import replay
+from spin_core.lab.simulate.synthetic import synthetic
 
 LAWS = {"prose": {"a": .8, "b": .4}, "code": {"a": .3, "b": .85}}
 COSTS = {"a": .05, "b": .1}

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from spin_core import bench
-from spin_core.bench import select
-from spin_core.select.synthetic import synthetic
+from spin_core.lab import bench
+from spin_core.lab.bench import select
+from spin_core.lab.simulate.synthetic import synthetic
 
 
 @pytest.fixture(scope="module")

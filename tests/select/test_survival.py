@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from spin_core.select import Outcome, Seat, make
-from spin_core.select.recording import Passes
+from spin_core.lab.simulate.recording import Passes
 from spin_core.select.schedule import Epochs
 from spin_core.select.survival import Survival
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spin_core.simulate import acceptance, paper
-from spin_core.simulate.acceptance import DATA_SETS, NAMES, SHARES, hits, recording
-from spin_core.simulate.costs import Roofline
-from spin_core.simulate.profiles import DRAFTERS, HARDWARE, TARGETS
+from spin_core.lab.simulate import acceptance, paper
+from spin_core.lab.simulate.acceptance import DATA_SETS, NAMES, SHARES, hits, recording
+from spin_core.lab.simulate.costs import Roofline
+from spin_core.lab.simulate.profiles import DRAFTERS, HARDWARE, TARGETS
 
 COSTS = Roofline(TARGETS["LLaMA-7B"], DRAFTERS, HARDWARE["V100-32GB"])
 

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from spin_core.bench import names
-from spin_core.lessons import system as lesson
-from spin_core.plots import system as plots
-from spin_core.simulate import arrivals, paper
-from spin_core.widgets import system as widgets
-from spin_core.widgets.system import picture
+from spin_core.lab.bench import names
+from spin_core.lab.lessons.l7_paper_figures import measure as lesson
+from spin_core.lab.lessons.l7_paper_figures import plots as plots
+from spin_core.lab.simulate import arrivals, paper
+from spin_core.lab.lessons.l7_paper_figures import widgets as widgets
+from spin_core.lab.lessons.l7_paper_figures.widgets import picture
 from tests import tiny
 
 FEW = 16

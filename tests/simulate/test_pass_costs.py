@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spin_core.decompose import plan
-from spin_core.select.recording import Passes
-from spin_core.simulate.costs import Roofline, Tables
-from spin_core.simulate.profiles import (DATA, DRAFTERS, HARDWARE, TARGETS, TENSOR_PARALLEL, WORK, attention_share,
+from spin_core.lab.simulate.recording import Passes
+from spin_core.lab.simulate.costs import Roofline, Tables
+from spin_core.lab.simulate.profiles import (DATA, DRAFTERS, HARDWARE, TARGETS, TENSOR_PARALLEL, WORK, attention_share,
                                          fit, fitted, work)
 
 V100 = HARDWARE["V100-32GB"]

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from spin_core.bench import passes, simulate as bench
-from spin_core.bench.record import tables, timings
+from spin_core.lab.bench import passes, simulate as bench
+from spin_core.lab.bench.record import tables, timings
 from spin_core.request import SamplingParams
-from spin_core.select.recording import Passes
-from spin_core.simulate import arrivals, paper
-from spin_core.simulate.costs import Tables
-from spin_core.simulate.profiles import work
-from spin_core.simulate.simulator import simulate
+from spin_core.lab.simulate.recording import Passes
+from spin_core.lab.simulate import arrivals, paper
+from spin_core.lab.simulate.costs import Tables
+from spin_core.lab.simulate.profiles import work
+from spin_core.lab.simulate.simulator import simulate
 from tests import tiny
 
 PROMPTS = ["abcabcabc", "hello", "xyxyxyxy", "q", "lmno"]

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from spin_core.pipeline.schedule import DRAFT, VERIFY
 from spin_core.select import make
-from spin_core.select.replay import replay
-from spin_core.simulate.acceptance import recording
-from spin_core.simulate.arrivals import bursty, poisson
-from spin_core.simulate.costs import Roofline, Tables
-from spin_core.simulate.profiles import DRAFTERS, HARDWARE, TARGETS
-from spin_core.simulate.simulator import simulate
+from spin_core.lab.simulate.replay import replay
+from spin_core.lab.simulate.acceptance import recording
+from spin_core.lab.simulate.arrivals import bursty, poisson
+from spin_core.lab.simulate.costs import Roofline, Tables
+from spin_core.lab.simulate.profiles import DRAFTERS, HARDWARE, TARGETS
+from spin_core.lab.simulate.simulator import simulate
 
 V100, TARGET = HARDWARE["V100-32GB"], TARGETS["LLaMA-7B"]
 COSTS = {(strategy, shared): Roofline(TARGET, DRAFTERS, V100, strategy=strategy, shared=shared)

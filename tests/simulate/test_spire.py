@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spin_core.simulate import spire
+from spin_core.lab.simulate import spire
 
 
 def test_the_target_has_the_published_number_of_parameters():

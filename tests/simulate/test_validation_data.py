@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import pytest
 
-from spin_core import figures
+from spin_core.lab.results import figures
 
 RECORDED = sorted((figures.default_directory() / "data").glob("**/validation.json"))
 

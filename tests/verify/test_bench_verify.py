@@ -11,8 +11,9 @@ from scipy import stats
 from test_chain import as_lists
 
 from spin_core.__main__ import main
-from spin_core.bench import Report, gpu, verify_gpu
-from spin_core.bench import verify as bench
+from spin_core.lab.bench import Report
+from spin_core.lab.bench import gpu, verify_gpu
+from spin_core.lab.bench import verify as bench
 from spin_core.draft.base import Draft
 from spin_core.verify import Verdict, chain
 

@@ -10,7 +10,7 @@ from scipy import stats
 from test_chain import SAMPLED, as_lists, make_batch, params_list
 from torch import Tensor
 
-from spin_core.lessons.verify_rules import (
+from spin_core.lab.lessons.l6_verify_kernel.rules import (
     ACCEPTED,
     BIASED,
     COUNT,

@@ -8,8 +8,8 @@ from fakes import WORDS, llama, tokenizer
 from safetensors.torch import save_file
 
 from spin_core import zoo
-from spin_core.distill.corpus import Shard
-from spin_core.distill.table import TableRecipe, make_table, write_table
+from spin_core.lab.distill.corpus import Shard
+from spin_core.lab.distill.table import TableRecipe, make_table, write_table
 from spin_core.draft import DraftTable
 from spin_core.draft.table import key
 from spin_core.zoo import pruned

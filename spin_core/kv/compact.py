@@ -1,0 +1,59 @@
+"""Keeping the accepted path of a verified tree: its entries move up until the committed text is contiguous again.
+
+A tree's nodes lie in the cache in the order of the tree. Node ``path[i]`` was accepted as token i, so entry ``base +
+path[i]`` moves to ``base + i``. ``path`` ascends (parents come before children), so nothing moves backwards, but a
+destination may be another's source: whoever moves a request's entries reads all of them before it writes.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from spin_core.kv.cache import SlotCache
+
+
+def compact(store: SlotCache, slots: list[int], bases: list[int], paths: list[list[int]],
+            states: Tensor | None = None) -> None:
+    """Move the accepted nodes of each request to where its text goes on, in every layer, and in ``states [slots,
+    max_len, hidden]`` if given.
+
+    Request b of ``slots[b]`` has ``bases[b]`` entries before its tree. ``store.lengths`` stay as they are. Raises
+    ValueError for a path that does not ascend or leaves the cache; nothing has moved then.
+    """
+    for slot, base, path in zip(slots, bases, paths):
+        if any(not a < b for a, b in zip([-1, *path], path)) or path and base + path[-1] >= store.max_len:
+            raise ValueError(f"slot {slot}: accepted nodes {path} behind {base} tokens do not ascend within "
+                             f"{store.max_len} entries")
+    moving = [(s, b, p) for s, b, p in zip(slots, bases, paths) if p != list(range(len(p)))]
+    if not moving:
+        return
+    device = store.k[0].device
+    if device.type == "cuda" and _kernel() is not None:
+        _kernel().compact(store, *zip(*moving))
+    else:
+        slot, source, target = _moves(moving, device)
+        for layer in (*store.k, *store.v):
+            layer[slot, :, target] = layer[slot, :, source]         # the right side is a copy before it is written
+    if states is not None:
+        slot, source, target = _moves(moving, states.device)
+        states[slot, target] = states[slot, source]
+
+
+def _moves(moving: list[tuple[int, int, list[int]]], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Slots, sources and destinations of all entries that move, ``[M]`` each."""
+    rows = [(slot, base + node, base + i) for slot, base, path in moving for i, node in enumerate(path)]
+    return tuple(torch.tensor(rows, dtype=torch.int64, device=device).unbind(1))
+
+
+@cache
+def _kernel() -> ModuleType | None:
+    """The Triton kernel's module, where Triton is installed."""
+    try:
+        from spin_core.kv import compact_kernel
+    except ImportError:
+        return None
+    return compact_kernel

@@ -1,0 +1,98 @@
+"""Benchmarks: ``python -m spin_core bench NAME [--json OUT]``.
+
+Each module of this package is one benchmark with ``DESCRIPTION``, ``add_arguments(parser)`` and ``run(args) ->
+Report``. A report prints a table and then one line per bar; a bar is a number we promised and what it came to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import operator
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from types import ModuleType
+
+from spin_core import provenance
+from spin_core.files import save_json
+
+NAMES = ("peers", "products", "passes", "equality", "load", "verify", "verify-attention", "drafters", "select",
+         "select-live", "simulate", "pipeline", "trees", "spire", "boost", "gpu")
+
+_COMPARE = {">=": operator.ge, "<=": operator.le}
+
+
+@dataclass
+class Bar:
+    """A promise: ``value`` compared with ``target``, for example ">= 1.1". No value: it could not be measured."""
+
+    name: str
+    value: float | None
+    target: str
+
+    @property
+    def holds(self) -> bool | None:
+        if self.value is None:
+            return None
+        sign, number = self.target.split()
+        return bool(_COMPARE[sign](self.value, float(number)))
+
+
+@dataclass
+class Report:
+    """What a benchmark measured: ``rows`` of one table, ``bars``, and ``notes`` a reader needs to judge them."""
+
+    name: str
+    rows: list[dict]
+    bars: list[Bar] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict:
+        return {"name": self.name, **provenance.here(), "rows": self.rows, "notes": self.notes,
+                "bars": [asdict(bar) | {"holds": bar.holds} for bar in self.bars]}
+
+    def print(self) -> None:
+        columns = list(dict.fromkeys(key for row in self.rows for key in row))
+        cells = [columns] + [[_text(row.get(c)) for c in columns] for row in self.rows]
+        widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+        numeric = [any(isinstance(row.get(c), (int, float)) for row in self.rows) for c in columns]
+        for line in cells:
+            print("  ".join(t.rjust(w) if n else t.ljust(w) for t, w, n in zip(line, widths, numeric)).rstrip())
+        for note in self.notes:
+            print(f"note: {note}")
+        for bar in self.bars:
+            verdict = {True: "holds", False: "MISSED", None: "not measured"}[bar.holds]
+            print(f"bar: {bar.name}: {_text(bar.value)} (target {bar.target}) {verdict}")
+
+
+def _text(value) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3g}" if isinstance(value, float) and abs(value) < 100 else \
+        f"{value:.0f}" if isinstance(value, float) else str(value)
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """An argument's type: a whole number, ``least`` or more."""
+    def number(text: str) -> int:
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} is too small: at least {least} is needed")
+        return int(text)
+    return number
+
+
+positive = at_least(1)
+
+
+def module(name: str) -> ModuleType:
+    """The module of one benchmark."""
+    return importlib.import_module(f"spin_core.lab.bench.{name.replace('-', '_')}")
+
+
+def run(name: str, args) -> Report:
+    """Run one benchmark, print it, and write its JSON if asked. The file appears whole or not at all."""
+    report = module(name).run(args)
+    report.print()
+    if args.json:
+        save_json(args.json, report.as_dict())
+    return report

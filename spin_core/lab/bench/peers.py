@@ -1,0 +1,333 @@
+"""The whole system against the peers: the same models, the same prompts, one process, interleaved.
+
+Contenders decode one after the other, workload by workload, and our engines among themselves in turns of a few steps,
+since they are close. A ratio compares two contenders on what both have decoded in the same round; the table shows
+medians over rounds. Every contender decodes a few tokens first, to warm up; those that choose drafters a batch of
+prompts of the train split, because SPIN learns while it serves. ``same_text`` is the share of greedy texts that equal
+those of ``generate``: in fp32 products of other shapes round differently, and a near tie may then fall the other way.
+
+Four cases share ``--budget-seconds``: batch 1 and 8, greedy and temperature 1. Each has one round at least, and
+further ones while there is time. Engines live through all rounds of a case, as a service would: what SPIN learns it
+keeps. A case that breaks off, by an error or by hand, costs no finished round: the report holds what was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from spin_core.lab.bench import Bar, Report, positive
+from spin_core.lab.bench import contenders as how
+from spin_core.lab.bench.contenders import Tokens, in_turns
+from spin_core.lab.bench.drafters import is_lookup
+from spin_core.lab.bench.names import (ASSISTED, BASELINE, CONTINUOUS, FIXED, FLASHSPEC, MORE, PACKED, PLAIN, RUNGS,
+                                   SPIN)
+from spin_core.draft import DraftTable
+from spin_core.draft.pool import is_fed
+from spin_core.engine import DEFAULT_GAMMA, PASSES, Engine
+from spin_core.lab.lessons.stored import stored
+from spin_core.request import SamplingParams
+from spin_core.select import NONE, make
+from spin_core.lab.simulate.oracle import Planned, oracle_request, oracle_steps
+from spin_core.lab.simulate.recording import MAX_GAMMA, Recording
+from spin_core.lab.simulate.replay import replay
+from spin_core.trace import Trace
+from spin_core.workloads import NAMES
+
+DESCRIPTION = "the whole system against transformers (generate, assisted, continuous batching) and flashspec"
+TURN = 32               # steps: at the end of a turn a pipeline runs empty, which costs time
+SLOW = "mix"            # contenders that are several times slower decode this workload only
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("--batch", type=positive, nargs="+", default=[1, 8], help="batch sizes (default 1 8)")
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0], help="(default 0 1)")
+    parser.add_argument("--workloads", nargs="+", default=list(NAMES), help=f"(default {' '.join(NAMES)})")
+    parser.add_argument("--prompts", type=positive, default=2, help="prompts of each workload at batch 1 (default 2)")
+    parser.add_argument("--max-new-tokens", type=positive, default=32)
+    parser.add_argument("--fixed", type=fixed_drafter, nargs="+", default=["default"], metavar="default|all|NAME:GAMMA",
+                        help="fixed drafters (default: the family's and ngram, each at its best stored gamma; all: "
+                             "ngram+NAME of the family's too)")
+    parser.add_argument("--arms", nargs="+", default=[], metavar="NAME",
+                        help="more arms for a second SPIN, on greedy text: sparse:target:1/2, vote, tree:A,B:2,1")
+    parser.add_argument("--assistant", metavar="NAME", help="drafter that peers use (default: the first they can use); "
+                                                            f"flashspec among them needs {how.INSTALL}")
+    parser.add_argument("--budget-seconds", type=float, default=400.0, help="for all cases together (default 400)")
+    parser.add_argument("--device", default="cpu")
+
+
+def fixed_drafter(text: str) -> str:
+    """The type of ``--fixed``."""
+    if text not in ("default", "all") and not re.fullmatch(r".+:[1-9]\d*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither default nor all nor NAME:GAMMA, such as ngram:4")
+    return text
+
+
+@dataclass
+class Contender:
+    """A way to decode: ``decode(prompts)`` returns the emitted tokens of each, or ``engine`` does it. ``cells``: tokens
+    and seconds by (round, workload). ``only``: the one workload it decodes."""
+
+    name: str
+    decode: Callable[[Tokens], Tokens] | None = None
+    drafter: str | None = None
+    gamma: int | None = None
+    engine: Engine | None = None
+    only: str | None = None
+    cells: dict[tuple[int, str], tuple[int, float]] = field(default_factory=dict)
+    texts: dict[str, Tokens] = field(default_factory=dict)
+
+    def book(self, number: int, workload: str, texts: Tokens, seconds: float) -> None:
+        """Write down what it decoded in a round."""
+        self.cells[number, workload], self.texts[workload] = (sum(map(len, texts)), seconds), texts
+
+    def rate(self, cells) -> float:
+        """Tokens per second over these cells."""
+        tokens, seconds = map(sum, zip(*(self.cells[cell] for cell in cells)))
+        return tokens / seconds
+
+
+def run(args) -> Report:
+    whole = Report("peers", [])
+    try:
+        measure(args, whole)
+    except (Exception, KeyboardInterrupt) as error:     # what was measured is kept, if there is anything
+        if not whole.rows:
+            raise
+        whole.notes.append(f"broke off: {type(error).__name__}: {str(error)[:300]}")
+        whole.bars.append(Bar("runs to its end", 0.0, ">= 1"))
+    whole.notes += ["the best fixed drafter is chosen by the rounds that report it",
+                    "'packed products' is transformers' own loop over the products that our runner uses: what it gains "
+                    "over plain generate is due to the products alone",
+                    "ceilings: the stored recording of this pool replayed by one who knows it; vs_plain on its costs"]
+    if args.arms:
+        whole.notes.append(f"{MORE}: {', '.join(args.arms)}")
+    return whole
+
+
+def measure(args, whole: Report) -> None:
+    """Run case by case, and add to ``whole`` what each came to."""
+    from spin_core import zoo
+    from spin_core.workloads import load_workload
+
+    family = zoo.load("smollm2", device=args.device)
+    cases = [(batch, temperature) for temperature in args.temperature for batch in args.batch]
+    end = time.monotonic() + args.budget_seconds
+    for done, (batch, temperature) in enumerate(cases):
+        stop = time.monotonic() + max(0.0, end - time.monotonic()) / (len(cases) - done)
+        count = max(args.prompts, batch)
+        prompts = {name: [family.encode(p.messages) for p in load_workload(name, "test", limit=count)]
+                   for name in args.workloads}
+        before = [family.encode(p.messages) for p in load_workload(SLOW, "train", limit=max(8, batch))]
+        here = field_of(family, batch, temperature, args)
+        params = SamplingParams(temperature, max_new_tokens=args.max_new_tokens)
+        try:
+            race(here, prompts, before, params, stop, whole.notes)
+        finally:
+            if rounds := len({number for c in here for number, _ in c.cells}):
+                whole.rows += [{"batch": batch, "temperature": temperature} | row(c, here[0], temperature)
+                               for c in here if c.cells]
+                whole.bars += bars(here, batch, temperature)
+                whole.notes.append(f"{case(batch, temperature)}: {rounds} rounds of {sum(map(len, prompts.values()))} "
+                                   f"prompts, at most {args.max_new_tokens} tokens each")
+    whole.rows += [{"batch": batch, "temperature": 0.0} | row for batch in args.batch for row in ceilings(batch)]
+
+
+def case(batch: int, temperature: float) -> str:
+    """A case's name in bars and notes."""
+    return f"batch {batch}, " + (f"temperature {temperature:g}" if temperature else "greedy")
+
+
+def race(here: list[Contender], prompts: Mapping[str, Tokens], before: Tokens, params: SamplingParams, stop: float,
+         notes: list[str]) -> None:
+    """Let everybody decode everything, round by round, until time ``stop``; before that those who choose drafters serve
+    ``before``. A peer that raises is out, and a note says why. Whatever else is raised leaves whole rounds only."""
+    ours = [c for c in here if c.engine]
+    for contender in ours:
+        in_turns([contender.engine], before if contender.engine.selection else before[:1], params)
+        contender.engine.trace.events.clear()
+    number = 0
+    while number == 0 or time.monotonic() + took < stop:
+        began = time.monotonic()
+        try:
+            for workload, texts in prompts.items():
+                decode(here, workload, texts, params, number, notes)
+        except BaseException:
+            for contender in here:
+                contender.cells = {cell: what for cell, what in contender.cells.items() if cell[0] < number}
+            raise
+        took = time.monotonic() - began
+        number += 1
+
+
+def decode(here: list[Contender], workload: str, texts: Tokens, params: SamplingParams, number: int,
+           notes: list[str]) -> None:
+    """A workload of round ``number``."""
+    for peer in [c for c in here if not c.engine and c.only in (None, workload)]:
+        try:
+            if not peer.cells:              # it warms up
+                peer.decode([text[-16:] for text in texts[:1]])
+            start = time.perf_counter()
+            peer.book(number, workload, peer.decode(texts), time.perf_counter() - start)
+        except Exception as error:      # a peer that can't run here must not take the others down
+            if peer.name == BASELINE:
+                raise
+            here.remove(peer)
+            notes.append(f"{peer.name} did not run here: {type(error).__name__}: {str(error)[:160]}")
+    ours = [c for c in here if c.engine]
+    for mine, (requests, taken) in zip(ours, in_turns([c.engine for c in ours], texts, params, TURN)):
+        mine.book(number, workload, [r.output_ids for r in requests], taken)
+
+
+def ratio(a: Contender, b: Contender) -> float | None:
+    """a's rate over b's on what both have decoded: the median over the rounds. None where there is nothing."""
+    rounds: dict[int, list] = {}
+    for cell in a.cells.keys() & b.cells.keys():
+        rounds.setdefault(cell[0], []).append(cell)
+    return statistics.median(a.rate(cells) / b.rate(cells) for cells in rounds.values()) if rounds else None
+
+
+def row(contender: Contender, baseline: Contender, temperature: float) -> dict:
+    """A line of the table."""
+    pairs = [(a, b) for name, texts in contender.texts.items() for a, b in zip(texts, baseline.texts[name])]
+    out = {"contender": contender.name, "drafter": contender.drafter, "gamma": contender.gamma,
+           "tokens_per_s": contender.rate(contender.cells), "vs_generate": ratio(contender, baseline)}
+    out |= {workload: contender.rate([c for c in contender.cells if c[1] == workload])
+            for workload in dict.fromkeys(w for _, w in contender.cells)}
+    if temperature == 0:
+        out["same_text"] = statistics.mean(a == b for a, b in pairs)
+    if contender.engine:
+        out |= of_trace(contender.engine.trace)
+        if contender.engine.selection:
+            steps = Counter(e.drafter for e in contender.engine.trace.events if e.kind == "step" and e.emitted)
+            out["drafters"] = ", ".join(f"{name} {count / steps.total():.1%}" for name, count in steps.most_common())
+    return out
+
+
+def of_trace(trace: Trace) -> dict:
+    """What an engine's trace adds to its line: what a verification brings, and each phase's share of the steps."""
+    metrics = trace.metrics()
+    total = sum(metrics["seconds"].values())
+    return {"tokens_per_verification": metrics["tokens_per_verification"], "acceptance": metrics["acceptance_rate"],
+            **{f"{phase}_share": seconds / total for phase, seconds in metrics["seconds"].items()}}
+
+
+def bars(here: list[Contender], batch: int, temperature: float) -> list[Bar]:
+    """What was promised of the whole system: on greedy text, and at temperature 1 that it does not lose."""
+    of = {c.name: c for c in here}
+    spin, where = of[SPIN], case(batch, temperature)
+    singles = [c for c in here if c.name == FIXED and c.cells]
+    best = max(singles, key=lambda c: c.rate(c.cells))
+    out = [Bar(f"SPIN over our plain decoding, {where}", ratio(spin, of[PLAIN]), ">= 0.97")]
+    if temperature:
+        return out
+    out.append(Bar(f"SPIN over {BASELINE}, {where}", ratio(spin, of[BASELINE]), f">= {1.6 if batch == 1 else 1.3}"))
+    out.append(Bar(f"SPIN over the best fixed drafter ({best.drafter}, gamma {best.gamma}), {where}", ratio(spin, best),
+                   ">= 0.97"))
+    if MORE in of:
+        out.append(Bar(f"SPIN with more arms over SPIN, {where}", ratio(of[MORE], spin), ">= 0.97"))
+    for peer in (CONTINUOUS, ASSISTED):
+        if peer in of:
+            out.append(Bar(f"SPIN over {peer}, {where}", ratio(spin, of[peer]), ">= 1.0"))
+    same = [c for c in singles if ASSISTED in of and (c.drafter, c.gamma) == (of[ASSISTED].drafter, of[ASSISTED].gamma)]
+    out += [Bar(f"ours over {ASSISTED}, both with {c.drafter}, gamma {c.gamma}, {where}", ratio(c, of[ASSISTED]),
+                ">= 1.1") for c in same]
+    return out
+
+
+# ---- who takes part
+
+
+def field_of(family, batch: int, temperature: float, args) -> list[Contender]:
+    """Everybody for one case; at temperature 1 those that matter most."""
+    law = args.max_new_tokens, temperature
+    greedy = temperature == 0
+    packed = how.packed(family.target) if greedy else None
+    out = [Contender(BASELINE, how.generate(family, family.target, batch, *law))]
+    if packed is not None:
+        out.append(Contender(PACKED, how.generate(family, packed, batch, *law)))
+    name = args.assistant or next((n for n, d in family.drafters.items() if usable(d)), None)
+    if batch > 1:
+        out.append(Contender(CONTINUOUS, how.continuous(family, *law), only=SLOW))
+    elif name is not None:
+        helper = how.assistant(family.drafters[name], family.target)
+        out.append(Contender(ASSISTED, how.assisted(family, family.target, helper, 2, *law), name, 2,
+                             only=None if greedy else SLOW))
+        out.append(Contender(FLASHSPEC, how.flashspec(family, helper, *law), name, only=SLOW))
+
+    def mine(title: str, *drafter, **options) -> None:
+        engine = Engine(family, *drafter, max_batch=batch, **options)
+        out.append(Contender(title, None, *drafter, engine=engine))
+
+    mine(PLAIN, "none", 0)
+    fixed = singles(family, args.fixed, batch)
+    if greedy and batch == 1 and name is not None and (name, 2) not in fixed:
+        fixed.append((name, 2))
+    for drafter, gamma in fixed:
+        mine(FIXED, drafter, gamma)
+    if greedy and batch > 1:
+        for title, options in RUNGS.items():
+            mine(title, *(() if "selector" in options else fixed[0]), **options)
+    mine(SPIN)
+    if greedy and args.arms:
+        mine(MORE, arms=[*family.drafters, "ngram", *args.arms])
+    if greedy:
+        mine("ours, spin-full", selector="spin-full")
+    torch.manual_seed(0)
+    return out
+
+
+def usable(drafter) -> bool:
+    """May a peer draft with it? Not where it reads the target's states, nor with what is no model."""
+    return not isinstance(drafter, DraftTable) and not is_fed(drafter)
+
+
+def singles(family, asked: list[str], batch: int) -> list[tuple[str, int]]:
+    """The fixed drafters that are ``asked`` for as in ``--fixed``: (name, gamma), each once."""
+    pool = {"default": [*family.drafters, "ngram"]}
+    pool["all"] = [*pool["default"], *(f"ngram+{name}" for name in family.drafters)]
+    out = []
+    for text in asked:
+        name, _, gamma = text.rpartition(":")
+        out += [(n, best_gamma(n, batch) or (DEFAULT_GAMMA if is_lookup(family, n) else PASSES)) for n in pool[text]] \
+            if text in pool else [(name, int(gamma))]
+    return list(dict.fromkeys(out))
+
+
+@lru_cache
+def best_gamma(name: str, batch: int, requests: int = 48) -> int | None:
+    """The gamma that is best for a drafter on the mix: at batch 1 as ``bench drafters`` has stored it, in a batch as
+    the stored recording replays. None where the drafter is not known there."""
+    if batch == 1:
+        found = stored("drafters", lambda row: (row["workload"], row["drafter"]) == ("mix", name))
+        return found[0].rows[0]["best_gamma"] if found else None
+    recording = Recording.load()
+    if name not in recording.arms:
+        return None
+    recording = recording.take(np.arange(min(requests, len(recording))))
+    return max(range(1, MAX_GAMMA + 1), key=lambda gamma: replay(
+        recording, make(f"fixed:{name}", [name], gamma=gamma), batch=batch).goodput)
+
+
+def ceilings(batch: int, requests: int = 48) -> list[dict]:
+    """What one could reach who knows what will be accepted (arXiv 2601.11580), on the stored recording of this pool."""
+    stored = Recording.load()
+    recording = stored.only(stored.drafters).take(np.arange(min(requests, len(stored))))
+    gammas = {arm: 4 if arm in recording.lookups else 2 for arm in recording.arms}
+    plain = replay(recording, make(f"fixed:{NONE}", ()), batch=batch).goodput
+    plans = oracle_request(recording, gammas, batch=batch)
+    runs = {"ceiling: the best drafter of every request":
+            replay(recording, Planned([*recording.arms, NONE], plans, gamma=gammas), batch=batch),
+            "ceiling: the best drafter at every step": oracle_steps(recording, gammas, batch=batch),
+            "ceiling: drafts exactly what is accepted": oracle_steps(recording, None, batch=batch)}
+    return [{"contender": name, "vs_plain": run.goodput / plain,
+             "tokens_per_verification": run.tokens / len(run.request)} for name, run in runs.items()]

@@ -1,0 +1,73 @@
+"""What products of few rows cost: the model's own linear layers against packed ones, and a whole forward pass."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import torch
+import torch.nn.functional as F
+
+from spin_core.lab.bench import Bar, Report, positive
+from spin_core.runtime import ModelRunner
+from spin_core.runtime.linear import can_pack, PackedLinear
+
+DESCRIPTION = "matrix products of 1 to 40 rows, plain and packed, and the target's forward pass over them"
+ROWS = (1, 2, 3, 5, 8, 16, 40)
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("--context", type=positive, default=128,
+                        help="cached tokens before the forward pass (default 128)")
+    parser.add_argument("--repeats", type=positive, default=15, help="interleaved repeats of every timing (default 15)")
+
+
+def run(args) -> Report:
+    from spin_core import zoo
+
+    family = zoo.load("smollm2")
+    layers = [m for m in family.target.model.modules() if type(m) is torch.nn.Linear]
+    packable = can_pack(layers[0].weight)
+    packed = [PackedLinear(layer) for layer in layers] if packable else []
+    runner = ModelRunner(family.target, 1, args.context + max(ROWS))
+    runner.forward([0], [args.context], torch.randint(family.vocab_size, (args.context,)), [0])
+
+    def plain(rows: int) -> None:
+        for layer, x in zip(layers, inputs[rows]):
+            F.linear(x, layer.weight)
+
+    def with_packed(rows: int) -> None:
+        for layer, x in zip(packed, inputs[rows]):
+            layer(x)
+
+    def forward(rows: int) -> None:
+        runner.forward([0], [rows], torch.randint(family.vocab_size, (rows,)), list(range(rows)))
+        runner.cache.truncate(0, args.context)
+
+    inputs = {r: [torch.randn(r, layer.in_features) for layer in layers] for r in ROWS}
+    work = {(what, r): (lambda f=f, r=r: f(r)) for r in ROWS
+            for what, f in (("plain", plain), ("packed", with_packed), ("forward", forward))}
+    with torch.inference_mode():
+        times = interleaved(work, args.repeats)
+    megabytes = sum(layer.weight.numel() for layer in layers) * 4 / 1e6
+    rows = [{"rows": r, "plain_ms": times["plain", r] * 1e3,
+             "packed_ms": times["packed", r] * 1e3 if packable else None, "forward_ms": times["forward", r] * 1e3,
+             "forward_vs_one_row": times["forward", r] / times["forward", 1]} for r in ROWS]
+    return Report("products", rows, [Bar("forward pass of 5 rows over 1 row, batch 1",
+                                         times["forward", 5] / times["forward", 1], "<= 1.35")],
+                  [f"products of all {len(layers)} linear layers of the target but its head, {megabytes:.0f} MB of "
+                   "fp32 weights",
+                   f"forward: the whole target with {args.context} cached tokens and logits for every row",
+                   *([] if packable else ["this machine has no packed products: plain ones are used throughout"])])
+
+
+def interleaved(work: dict, repeats: int) -> dict:
+    """Median seconds of each callable; one call of each per round, so that all meet the same noise."""
+    seconds: dict = {key: [] for key in work}
+    for round_ in range(repeats + 1):
+        for key, call in work.items():
+            start = time.perf_counter()
+            call()
+            if round_:                                  # the first round warms up
+                seconds[key].append(time.perf_counter() - start)
+    return {key: statistics.median(values) for key, values in seconds.items()}

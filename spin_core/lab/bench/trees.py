@@ -1,0 +1,141 @@
+"""Token trees on our family: SpecInfer's tables 1 to 3 and its latency map beside the published values, and what
+merging two drafters' trees, Sequoia's shapes and wider expansions bring.
+
+Published values are of their models and data; what can be compared is the shape of each table. Tokens per verification
+are counts and do not depend on the machine; milliseconds do.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from spin_core.lab.bench import Bar, Report, positive
+from spin_core.draft.shape import best_shape
+from spin_core.engine import Engine
+from spin_core.lab.lessons.l8_token_trees import measure as trees
+from spin_core.lab.lessons.l6_verify_kernel import rules as verify_rules
+from spin_core.request import SamplingParams
+from spin_core.workloads import SETS as WORKLOADS
+
+DESCRIPTION = "token trees: SpecInfer's tables beside ours, width by batch, merged trees, Sequoia's shapes"
+PARTS = ("law", "match", "width", "rules", "merge", "shape", "map")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--prompts", type=positive, default=3, help="prompts of each workload's test split (default 3)")
+    parser.add_argument("--max-new-tokens", type=positive, default=24)
+    parser.add_argument("--drafters", nargs=2, default=["pruned-4L-8k", "fed-1L-8k"], metavar="NAME",
+                        help="model drafters: the first grows trees, both are merged")
+    parser.add_argument("--width", type=positive, nargs="+", default=[1, 3, 5])
+    parser.add_argument("--batch", type=positive, nargs="+", default=[1, 2, 4, 8], help="batches of the latency map")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run (default: all)")
+    parser.add_argument("--device", default="cpu")
+
+
+def run(args) -> Report:
+    from spin_core import zoo
+    from spin_core.workloads import load_workload
+
+    family = zoo.load("smollm2", device=args.device)
+    prompts = {name: [family.encode(p.messages) for p in load_workload(name, "test", limit=args.prompts)]
+               for name in WORKLOADS}
+    engine = Engine(family, "none", max_batch=8)
+    return measure(engine, prompts, args)
+
+
+def measure(engine: Engine, prompts: dict[str, list], args) -> Report:
+    """The parts of ``args.only`` with an idle ``engine``; ``prompts`` by workload."""
+    laws = {"greedy": SamplingParams(max_new_tokens=args.max_new_tokens),
+            "sampled": SamplingParams(temperature=1.0, max_new_tokens=args.max_new_tokens)}
+    mix = [prompt for each in zip(*prompts.values()) for prompt in each]
+    report = Report("trees", [], notes=[
+        f"{len(mix)} prompts of {len(prompts)} workloads, {args.max_new_tokens} tokens; sampled: temperature 1",
+        "published: SpecInfer (arXiv 2305.09781), its models and data; tau = tokens per verification"])
+
+    def row(part: str, law: str, drafter: str, at, measured: float, published: float | None = None) -> None:
+        report.rows.append(dict(part=part, law=law, drafter=drafter, at=at, measured=measured, published=published))
+
+    def tau(name: str, law: str, which: list | None = None) -> float:
+        return trees.tau(trees.verifications(engine, name, mix if which is None else which, laws[law]))
+
+    texts = {}
+    if {"match", "shape"} & set(args.only):
+        for law in laws:
+            texts[law] = engine.generate(mix, [laws[law].with_(seed=s) for s in range(len(mix))], drafter="ngram")
+    if "match" in args.only:
+        for law in laws:
+            for name in args.drafters:
+                rates = trees.match_rates(trees.ranks(engine, name, texts[law]))
+                for k, (rate, theirs) in enumerate(zip(rates, trees.PUBLISHED_MATCH[law]), 1):
+                    row("1: token among first k", law, name, k, rate, theirs)
+
+    if "law" in args.only:
+        found = {name: verify_rules.measure(rule)[0] for name, rule in (verify_rules.LOSSLESS | verify_rules.BIASED).items()}
+        for name, distance in found.items():
+            row("law: distance from p", "sampled", "six tokens", name, distance)
+        report.bars += [Bar("distance from p of the allowed child rules, largest",
+                            max(found[name] for name in verify_rules.LOSSLESS), "<= 1e-9"),
+                        Bar("distance from p of the refused child rules against an earlier enumeration, "
+                            "largest difference",
+                            max(abs(found[name] - known) for name, known in verify_rules.DISTANCES.items()),
+                            "<= 0.005")]
+        report.notes.append("law: the earlier enumeration's p and q were not kept; ours are chosen to reproduce it")
+
+    first, second = args.drafters
+    by_width: dict[int, float] = {}
+    widest: float | None = None             # sampled: a row of tables 2 and 3
+    if {"width", "map"} & set(args.only):
+        for law in laws if "width" in args.only else ["greedy"]:
+            for width in args.width:
+                found = tau(f"tree:{first}:{trees.paper_shape(width)}", law)
+                if law == "greedy":
+                    by_width[width] = found
+                elif width == max(args.width):
+                    widest = found
+                row("2: tau by width", law, first, width, found, trees.PUBLISHED_TAU[law].get(width))
+    if "rules" in args.only:
+        shape = trees.paper_shape(max(args.width))
+        for drawing, label in (("independent", "multi-step"), ("without_replacement", "without replacement"),
+                               ("top_k", "top-k, one-hot"), ("naive", "naive")):
+            found = widest if widest and drawing == "without_replacement" else \
+                tau(f"tree:{first}:{shape}:{drawing}", "sampled")
+            row("3: tau by rule", "sampled", first, label, found, trees.PUBLISHED_RULES.get(label))
+    if "merge" in args.only:
+        gains = []
+        for workload, which in prompts.items():
+            found = {name: tau(f"tree:{name}:2,1,1", "greedy", which)
+                     for name in (first, second, f"{first},{second}")}
+            for name, value in found.items():
+                row("merged trees 2,1,1", "greedy", name, workload, value)
+            gains.append(found[f"{first},{second}"] / max(found[first], found[second]))
+        report.bars.append(Bar("tau of the merged tree over the better of its drafters, worst workload", min(gains),
+                               ">= 1"))
+    if "shape" in args.only:
+        single = Engine(engine.family, "none", max_batch=1)
+        few = {shape: trees.tau(trees.verifications(single, f"tree:{first}:{shape}", mix[:4], laws["greedy"]))
+               for shape in ("1,1,1", "2,1,1")}
+        for shape, value in few.items():
+            row("batch 1, equal depth", "greedy", first, shape, value)
+        report.bars.append(Bar("tau of the expansion 2,1,1 over the chain of equal depth, batch 1",
+                               few["2,1,1"] / few["1,1,1"], ">= 1.0001"))
+        rates = trees.acceptance_by_rank(trees.ranks(engine, first, texts["greedy"]))
+        for nodes in (6, 14):
+            shape, expected = best_shape(rates, nodes, 6)
+            row(f"best shape of {nodes} nodes", "greedy", first, f"{shape}, expected", expected)
+            row(f"best shape of {nodes} nodes", "greedy", first, f"{shape}, measured",
+                tau(f"tree:{first}:{shape}", "greedy"))
+        row("best shape of 6 nodes", "greedy", first, "2,1,1, measured", tau(f"tree:{first}:2,1,1", "greedy"))
+    if "map" in args.only:
+        fastest = {}
+        for batch in args.batch:
+            served = Engine(engine.family, "none", max_batch=batch)
+            short = laws["greedy"].with_(max_new_tokens=min(24, args.max_new_tokens), stop_ids=())
+            cost = {}
+            for width in args.width:
+                runs = trees.verifications(served, f"tree:{first}:{trees.paper_shape(width)}", (mix * batch)[:batch], short)
+                cost[width] = trees.step_seconds(runs, batch) * 1000 / by_width[width]
+                row("map: ms per token", "greedy", first, f"batch {batch}, width {width}", cost[width])
+            fastest[batch] = min(cost, key=cost.get)
+        report.notes.append("fastest width by batch: " + ", ".join(f"{b}: {w}" for b, w in fastest.items()) +
+                            "; published: wide trees stop paying from batch 4 on")
+    return report

@@ -1,0 +1,83 @@
+"""What the target's head reads, for every token of the corpus, in half precision.
+
+The law itself would be 49,152 numbers a token, terabytes for a modest corpus. The state before the head is 576, and
+the head is applied again when a batch needs the law. ``log_z``, the log of the law's normaliser over the *whole*
+vocabulary, makes the law over a reduced vocabulary exact, without renormalising.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from spin_core.lab.distill.corpus import Shard, load_whole, save_whole
+from spin_core.runtime.linear import pack_linears
+from spin_core.runtime.runner import share_weights
+
+
+@dataclass
+class States:
+    """``hidden [N, hidden]`` float16 and ``log_z [N]`` float32, row for row with a shard's tokens. ``log_z`` is only
+    computed where an answer's token follows; elsewhere it is 0."""
+
+    hidden: Tensor
+    log_z: Tensor
+
+    @staticmethod
+    def join(parts: list["States"]) -> "States":
+        return States(torch.cat([s.hidden for s in parts]), torch.cat([s.log_z for s in parts]))
+
+
+@torch.inference_mode()
+def compute(model: PreTrainedModel, shard: Shard, vocab_size: int, batch_tokens: int = 1024) -> States:
+    """The states of texts from elsewhere: read the shard with ``model``, ``batch_tokens`` at a time; the result is on
+    the model's device."""
+    model = share_weights(model).eval()
+    pack_linears(model)
+    device = model.device
+    total = len(shard.tokens)
+    width = model.get_output_embeddings().weight.shape[1]
+    out = States(torch.empty(total, width, dtype=torch.float16, device=device), torch.zeros(total, device=device))
+    tokens, starts = shard.tokens.long().to(device), shard.starts.to(device)
+    lengths, prompts = shard.lengths.to(device), shard.prompt_lengths.to(device)
+    for rows in _batches(shard.lengths, batch_tokens):
+        rows = rows.to(device)
+        offset = torch.arange(int(lengths[rows].max()), device=device)
+        real = offset < lengths[rows, None]
+        index = (starts[rows, None] + offset).clamp(max=total - 1)
+        hidden = model.model(input_ids=tokens[index] * real, use_cache=False).last_hidden_state
+        out.hidden[index[real]] = hidden[real].half()
+        deciding = real & (offset >= prompts[rows, None] - 1) & (offset < lengths[rows, None] - 1)
+        out.log_z[index[deciding]] = torch.cat([
+            model.lm_head(part)[:, :vocab_size].float().logsumexp(-1) for part in hidden[deciding].split(batch_tokens)])
+    return out
+
+
+def save(states: States, path: Path) -> None:
+    """Write the states; the file appears whole or not at all."""
+    save_whole(path, {name: t.contiguous() for name, t in vars(states).items()})
+
+
+def read(path: Path) -> States:
+    """On the CPU: a corpus may outgrow a GPU."""
+    return States(**load_whole(path))
+
+
+def fast_bf16(device: torch.device) -> bool:
+    """Whether bf16 products are much quicker than fp32 ones: on GPUs, and on CPUs with instructions for them."""
+    return device.type == "cuda" or (torch.backends.mkldnn.is_available()
+                                     and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _batches(lengths: Tensor, batch_tokens: int) -> Iterator[Tensor]:
+    """Indices of sequences of similar length, longest first, so that little is padded."""
+    order = lengths.argsort(descending=True)
+    while len(order):
+        count = max(1, batch_tokens // int(lengths[order[0]]))
+        yield order[:count]
+        order = order[count:]

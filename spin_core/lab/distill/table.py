@@ -1,0 +1,89 @@
+"""A table of the target's habits, counted in its own answers (:mod:`spin_core.draft.table` drafts with it)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spin_core.lab.distill.corpus import Shard, fingerprint, save_whole
+from spin_core.zoo.table import LONGEST
+
+
+@dataclass(frozen=True)
+class TableRecipe:
+    """``entries`` at most, 12 bytes each. ``bound``: the least share of a follower that is worth drafting."""
+
+    entries: int = 490_000
+    bound: float = 0.4
+
+
+TABLES = {"table-4g": TableRecipe()}
+
+
+def make_table(shards: list[Shard], vocab_size: int, max_entries: int, bound: float = 0.4) -> dict[str, Tensor]:
+    """``contexts`` and ``followers`` of :class:`spin_core.zoo.table.DraftTable`, counted in the answers.
+
+    A follower's share is its count over the context's count plus one, so that what was seen once is worth a half; of
+    equally frequent followers the one of the lowest id is taken. Contexts whose best share is below ``bound`` are left
+    out: a shorter one may know better. Of more than ``max_entries`` the most frequent stay.
+
+    Raises ValueError for a vocabulary whose contexts do not fit into 63 bits.
+    """
+    if (vocab_size + 1) ** LONGEST >= 2**63:
+        raise ValueError(f"make_table: contexts of {LONGEST} ids of {vocab_size} do not fit into 63 bits")
+    ids, place, answer = _flat(shards)
+    tables = [_count(ids, np.flatnonzero(answer & (place >= length)), length, vocab_size)
+              for length in range(1, LONGEST + 1)]
+    contexts, followers, counts, shares = (np.concatenate(column) for column in zip(*tables))
+    usual = np.flatnonzero(shares >= bound)
+    best = usual[np.argsort(-counts[usual], kind="stable")[:max_entries]]
+    best = best[np.argsort(contexts[best])]
+    return {"contexts": torch.from_numpy(contexts[best]),
+            "followers": torch.from_numpy(followers[best].astype("int32"))}
+
+
+def _flat(shards: list[Shard]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """All tokens ``[N]``, each one's place in its sequence, and whether it is part of an answer."""
+    joined = Shard.join(shards)
+    lengths = joined.lengths.long()
+    place = torch.arange(len(joined.tokens)) - joined.starts.repeat_interleave(lengths)
+    answer = place >= joined.prompt_lengths.long().repeat_interleave(lengths)
+    return joined.tokens.numpy().astype("int64"), place.numpy(), answer.numpy()
+
+
+def _count(ids: np.ndarray, at: np.ndarray, length: int, vocab_size: int):
+    """For contexts of ``length`` tokens before the places ``at``: keys, usual followers, their counts and shares."""
+    if not len(at):
+        return np.zeros(0, "int64"), np.zeros(0, "int64"), np.zeros(0, "int64"), np.zeros(0)
+    keys = np.zeros(len(at), dtype="int64")
+    for back in range(length, 0, -1):
+        keys = keys * (vocab_size + 1) + ids[at - back] + 1
+    order = np.lexsort((ids[at], keys))
+    keys, next_ = keys[order], ids[at][order]
+    new_pair = np.flatnonzero(np.r_[True, (np.diff(keys) != 0) | (np.diff(next_) != 0)])
+    pair_counts = np.diff(np.r_[new_pair, len(keys)])
+    pair_keys, pair_next = keys[new_pair], next_[new_pair]
+    # the most frequent follower first, of equals the lowest id
+    order = np.lexsort((pair_next, -pair_counts, pair_keys))
+    first = order[np.flatnonzero(np.r_[True, np.diff(pair_keys[order]) != 0])]
+    contexts, totals = np.unique(keys, return_counts=True)
+    return contexts, pair_next[first], pair_counts[first], pair_counts[first] / (totals + 1)
+
+
+def training_part(shards: Iterable[Shard]) -> list[Shard]:
+    """The shards without what is held out."""
+    return [s.take(torch.arange(s.held_out, len(s.lengths))) for s in shards]
+
+
+def write_table(path: Path, shards: list[Shard], vocab_size: int, recipe: TableRecipe) -> None:
+    """The table of ``shards`` as a safetensors file whose metadata says what it is and what it was made from."""
+    facts = {"kind": "table", "vocab_size": vocab_size, "bound": recipe.bound, "data": fingerprint(shards),
+             "answer_tokens": sum(s.answer_tokens for s in shards),
+             "description": f"the target's habits behind up to {LONGEST} tokens, counted in its own answers"}
+    save_whole(path, make_table(shards, vocab_size, recipe.entries, recipe.bound),
+               {key: str(value) for key, value in facts.items()})

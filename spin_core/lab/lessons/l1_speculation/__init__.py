@@ -1,0 +1,1 @@
+"""Lesson 1: speculative decoding from first principles."""

@@ -1,0 +1,83 @@
+"""The first lesson's widgets: steps one by one, the theory, acceptance by workload and drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from ipywidgets import Button, Dropdown, FloatSlider, IntSlider
+from matplotlib.figure import Figure
+
+from spin_core.lab.lessons.l1_speculation import plots
+from spin_core.lab.lessons.panel import Panel
+
+if TYPE_CHECKING:
+    from spin_core.lab.lessons.l1_speculation.steps import Step
+
+
+def stepper(steps: Sequence["Step"]) -> Panel:
+    """Go through the steps of a request, and at each through the places of its draft.
+
+    ``steps`` with laws, as :func:`spin_core.lab.lessons.read_steps` makes them from an engine that records laws.
+    Raises ValueError where there is nothing to show.
+    """
+    if not steps or not all(s.places for s in steps):
+        raise ValueError("stepper: needs at least one step, with laws recorded (Engine(record_laws=True))")
+    back, forth = Button(description="◀ back"), Button(description="next ▶")
+    number = IntSlider(1, 1, len(steps), description="step", continuous_update=False)
+    place = IntSlider(1, 1, 1, description="place")
+
+    def draw() -> Figure:
+        shown = steps[number.value - 1]
+        return plots.step(shown, place.value - 1, title=f"Step {number.value} of {len(steps)}")
+
+    def arrive(_change=None) -> None:
+        """At a new step, look at the place that ended it first: a rejection, or the bonus token."""
+        shown = steps[number.value - 1]
+        with panel.hold_trait_notifications():
+            place.unobserve(panel.refresh, "value")
+            place.max = len(shown.places)
+            place.value = min(shown.accepted + 1, place.max)
+            place.observe(panel.refresh, "value")
+        back.disabled, forth.disabled = number.value == 1, number.value == len(steps)
+
+    def move(by: int) -> None:
+        number.value = min(max(number.value + by, 1), len(steps))
+
+    panel = Panel([back, forth, number, place], draw)
+    number.unobserve(panel.refresh, "value")
+    number.observe(arrive, "value")         # first the place, then one picture for both
+    number.observe(panel.refresh, "value")
+    back.on_click(lambda _: move(-1))
+    forth.on_click(lambda _: move(+1))
+    arrive()
+    panel.refresh()
+    return panel
+
+
+def theory(alpha: float = 0.8, cost: float = 0.05) -> Panel:
+    """Sliders for alpha and c; expected tokens and speed-up by gamma."""
+    a = FloatSlider(alpha, min=0, max=0.99, step=0.01, description="α")
+    c = FloatSlider(cost, min=0, max=0.5, step=0.01, description="c")
+    return Panel([a, c], lambda: plots.theory(a.value, c.value))
+
+
+def acceptance(counts: Mapping[str, Mapping[str, plots.Counts]]) -> Panel:
+    """Acceptance by place, for the drafters and the workload chosen.
+
+    ``counts[workload][drafter]`` are (tested, accepted) by place, of one length for all.
+    """
+    everything = "all"
+    drafters = list(next(iter(counts.values())))
+    workload = Dropdown(options=[everything, *counts], description="workload")
+    drafter = Dropdown(options=[everything, *drafters], description="drafter")
+
+    def draw() -> Figure:
+        workloads = list(counts) if workload.value == everything else [workload.value]
+        chosen = drafters if drafter.value == everything else [drafter.value]
+        added = {d: tuple(np.sum([counts[w][d] for w in workloads], axis=0)) for d in chosen}
+        title = f"Acceptance by place: {workload.value if workload.value != everything else 'all workloads'}"
+        return plots.acceptance_by_position(added, title=title)
+
+    return Panel([workload, drafter], draw)

@@ -1,0 +1,175 @@
+"""What the lesson on selection measures by replay, and the checks of its exercises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy import ndarray
+
+from spin_core.lab.bench import names
+from spin_core.lab.lessons.cores import on_all_cores
+from spin_core.lab.lessons.exercises import Answer, attempt, check, close, said
+from spin_core.lab.lessons.stored import stored
+from spin_core.select import NONE, make
+from spin_core.lab.simulate.oracle import Planned, oracle_request
+from spin_core.lab.simulate.recording import Passes, Recording
+from spin_core.lab.simulate.replay import Replay, replay
+from spin_core.lab.simulate.synthetic import synthetic
+
+LAWS = {"prose": {"reads": .75, "copies": .25}, "code": {"reads": .40, "copies": .85}}
+COSTS = {"reads": .04, "copies": .03}
+LIVE = {"spin": names.SPIN, "spin-full": "ours, spin-full"}     # policies of the replay, contenders of `bench peers`
+
+
+def play(recording: Recording, policy: str, gammas: Mapping[str, int], *, seed: int = 0,
+         order: Sequence[int] | None = None, batch: int = 8, capacities: Mapping[str, int] | None = None,
+         **options) -> Replay:
+    """One policy on one recording. "spin-full" finds its lengths itself, from the recording's profile of costs."""
+    own = {"cost": recording.passes["target"]} if policy == "spin-full" else {"gamma": gammas}
+    return replay(recording, make(policy, recording.arms, seed=seed, **own, **options), batch=batch, order=order,
+                  capacities=capacities)
+
+
+def ceiling(recording: Recording, gammas: Mapping[str, int], *, order: Sequence[int] | None = None, batch: int = 8,
+            capacities: Mapping[str, int] | None = None) -> tuple[ndarray, Replay]:
+    """The best arm of every request ``[R]`` in hindsight, and the replay in which each has it."""
+    plan = oracle_request(recording, gammas, batch=batch)
+    ordered = plan if order is None else plan[np.asarray(order)]
+    return plan.argmax(1), replay(recording, Planned([*recording.arms, NONE], ordered, gamma=gammas), batch=batch,
+                                  order=order, capacities=capacities)
+
+
+def seconds_lost(run: Replay, oracle: Replay) -> tuple[ndarray, ndarray]:
+    """Regret: after so many tokens written, how many seconds later than the oracle, which served in the same order.
+
+    It ends with the last full batch: what comes behind is an emptying house.
+    """
+    (x, y), (known, best) = ((np.bincount(r.step, r.emitted).cumsum(), r.step_seconds.cumsum()) for r in (run, oracle))
+    sizes = np.bincount(run.step)
+    full = np.flatnonzero(sizes == sizes.max())[-1] + 1
+    return x[:full], y[:full] - np.interp(x[:full], known, best)
+
+
+def endless(policies: Sequence[str], steps: int, seeds: int) -> tuple[dict[str, tuple[ndarray, ndarray]], float]:
+    """Tokens lost on one request that goes on and on, by steps, mean over ``seeds``; and the theory's slope.
+
+    Two drafters, one right with 75 % of its tokens, the other with 60 %. A step counts with the tokens that its drafter
+    is expected to bring, not with those that it happened to bring: who always asks the better drafter loses nothing,
+    and the luck of the text is left out. What the step took counts as it was, catching up included.
+
+    Lai and Robbins: whoever learns at all must try the worse arm about 2 var / gap^2 times per factor e of steps; each
+    try loses gap tokens per second for the seconds of a step.
+    """
+    seen = on_all_cores(_lost, {(p, seed): (p, steps, seed) for p in policies for seed in range(seeds)})
+    curves = {p: [seen[p, seed][0] for seed in range(seeds)] for p in policies}
+    slope = seen[policies[-1], seeds - 1][1]
+    x = np.arange(1, min(len(c) for many in curves.values() for c in many) + 1)
+    return {p: (x, np.mean([c[:len(x)] for c in many], 0)) for p, many in curves.items()}, slope
+
+
+def _lost(policy: str, steps: int, seed: int) -> tuple[ndarray, float]:
+    """Tokens that a policy has lost by steps, and the theory's slope for that text."""
+    gamma = 4
+    text = synthetic({"text": {"good": .75, "poor": .60}}, {"good": .04, "poor": .04}, ["text"], tokens=4 * steps,
+                     spread=1e6, prompt=1, seed=seed)
+    emitted = 1 + np.minimum(text.accepted, gamma)
+    expected = np.append(emitted.mean(1), 1.0)              # by arm; the last speculates not at all
+    step = float(text.passes["target"](1 + gamma) + gamma * text.passes["good"](1))
+    options = {"prior": 0} if policy == "spin" else {}
+    run = replay(text, make(policy, text.arms, gamma=gamma, seed=seed, **options), batch=1)
+    lost = np.cumsum(run.seconds * expected[0] / step - expected[run.arm])[:steps]
+    return lost, float(2 * emitted[1].var() / (expected[0] - expected[1]))
+
+
+def live(batch: int = 8, directory: str | Path | None = None) -> dict[str, dict[str, float]]:
+    """What ``bench peers`` measured where requests were really served, by machine: times our plain decoding on the mix,
+    greedily, by the names of the replay."""
+    out: dict[str, dict[str, float]] = {}
+    for found in stored("peers", lambda row: row["temperature"] == 0 and row["batch"] == batch, directory):
+        rows = [row for row in found.rows if "mix" in row]
+        rates = {row["contender"]: row["mix"] for row in rows if row["contender"] != names.FIXED}
+        if plain := rates.get(names.PLAIN):
+            fixed = {f"fixed:{row['drafter']}": row["mix"] / plain for row in rows if row["contender"] == names.FIXED}
+            out[found.machine] = fixed | {name: rates[one] / plain for name, one in LIVE.items() if one in rates}
+    return out
+
+
+def late_share(run: Replay, best: ndarray) -> float:
+    """How often a request has its ``best [R]`` arm in the second half of its steps, mean over requests."""
+    return float(np.mean([(arms[len(arms) // 2:] == best[request]).mean()
+                          for request in range(len(best)) for arms in [run.arm[run.request == request]]]))
+
+
+def choice_map(run: Replay, steps: int) -> ndarray:
+    """Who drafted for each request at each of its first ``steps`` steps, ``[R, steps]``; -1 where it had ended."""
+    grid = np.full((int(run.request.max()) + 1, steps), -1)
+    seen = np.zeros(len(grid), int)
+    for request, arm in zip(run.request, run.arm):
+        if seen[request] < steps:
+            grid[request, seen[request]] = arm
+        seen[request] += 1
+    return grid
+
+
+def shifting(requests: int, shift: bool, seed: int = 0) -> Recording:
+    """A made-up workload: prose and code in turn, or first prose, then code."""
+    half = requests // 2
+    order = ["prose"] * half + ["code"] * (requests - half) if shift else ["prose", "code"] * half
+    return synthetic(LAWS, COSTS, order, tokens=60, seed=seed)
+
+
+def window(run: Replay, count: int = 24) -> tuple[ndarray, ndarray, ndarray]:
+    """A replay in ``count`` windows of steps: tokens written by their ends, goodput, arms' shares ``[count, A]``."""
+    edges = np.linspace(0, len(run.step_seconds), count + 1).astype(int)
+    inside = np.clip(np.searchsorted(edges, run.step, side="right") - 1, 0, count - 1)
+    tokens = np.bincount(inside, run.emitted, count)
+    seconds = np.add.reduceat(run.step_seconds, np.minimum(edges[:-1], len(run.step_seconds) - 1))
+    shares = np.zeros((count, len(run.arms)))
+    np.add.at(shares, (inside, run.arm), 1)
+    return tokens.cumsum(), tokens / seconds, shares / shares.sum(1, keepdims=True).clip(1)
+
+
+@check
+def check_shrink(solution: Callable) -> Answer:
+    """Exercise 3.1: ``solution(tokens, seconds, pool_rate, pool_seconds)``, a rate shrunk to that of all requests."""
+    for tokens, seconds, rate, trust in ((0, 0.0, 50.0, 0.4), (30, 0.5, 50.0, 0.5), (10, 1.0, 40.0, 0.0),
+                                        (7, 0.1, 20.0, 1e6)):
+        answer, verdict = attempt(solution, tokens, seconds, rate, trust,
+                                  called=f"shrink({tokens}, {seconds}, {rate:g}, {trust:g})")
+        if verdict:
+            return verdict
+        right = (tokens + rate * trust) / (seconds + trust)
+        if not close(answer, right, 1e-6 * right):
+            return Answer("wrong", f"{tokens} tokens in {seconds} s, and {trust:g} s worth of trust in {rate:g} "
+                                   f"tokens/s: you say {said(answer)}, it should be {right:.4g}.")
+    return Answer("right", "A ratio of sums: the request's own books, with a page borrowed from all the others.")
+
+
+@check
+def check_budget(solution: Callable) -> Answer:
+    """Exercise 3.2: ``solution(worth, cost)``: how many of the positions, best first, make tokens per second largest.
+
+    ``worth``: a list of probabilities for B requests each; ``cost(n)``: seconds of a pass over n rows.
+    """
+    def best(worth, cost):
+        values = sorted((w for row in worth for w in row), reverse=True)
+        rates = [(len(worth) + sum(values[:n])) / cost(len(worth) + n) for n in range(len(values) + 1)]
+        return int(np.argmax(rates))
+
+    cases = [([[.9, .8, .7], [.5, .2, .1]], lambda n: 1 + .2 * n), ([[.9, .8], [.5, .2]], lambda n: 1.0),
+             ([[.3, .1], [.2, .0]], lambda n: n), ([[.95, .9, .85, .8]] * 3, Passes((1, 8, 16), (1, 1.1, 3))),
+             ([[.9, .8, .7], [.6, .5, .4]], lambda n: 1 if n <= 2 else 1.6)]
+    for worth, cost in cases:
+        answer, verdict = attempt(solution, [list(row) for row in worth], cost)
+        if verdict:
+            return verdict
+        right = best(worth, cost)
+        if not close(answer, right, 0):
+            return Answer("wrong", f"For worth = {worth} you draft {said(answer)} positions; {right} bring more tokens "
+                                   "per second. Do you count the token that every request gets anyway? And costs may have "
+                                   "a step: the first position behind it may lose and many together gain.")
+    return Answer("right", "Cheap rows: draft all. Dear rows: draft nothing. Between them the sorted list is cut where "
+                           "the next position brings less than the average second does, or, where costs have steps, "
+                           "wherever all numbers compared say.")

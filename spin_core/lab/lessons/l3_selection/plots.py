@@ -1,0 +1,163 @@
+"""Pictures of the lesson on selection. Policies keep their colour in all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.colors import BoundaryNorm, ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import NullFormatter, ScalarFormatter
+
+from spin_core.lab.lessons.look import BLUE, GREEN, GREY, INK, LIGHT, ORANGE, PURPLE, RED, SERIES, SKY, WIDTH, styled
+
+POLICY = {"spin": BLUE, "spin-full": GREEN, "greedy": RED, "epsilon-greedy": ORANGE, "thompson": PURPLE, "ucb": SKY}
+NONE_COLOUR = LIGHT
+
+
+def policy_colour(name: str) -> str:
+    """A policy's colour; fixed drafters, ceilings and what is not ours are grey."""
+    return POLICY.get(name.partition(",")[0], GREY)
+
+
+def arm_colours(arms: Sequence[str]) -> list[str]:
+    """One colour per drafter; no speculation is pale."""
+    named = iter([c for c, _ in SERIES] + [SKY, PURPLE, INK])
+    return [NONE_COLOUR if a == "none" else PURPLE if a == "ngram" else next(named) for a in arms]
+
+
+@styled
+def bars(goodput: Mapping[str, tuple[float, float]], ceilings: Mapping[str, float], published: Mapping[str, float], *,
+         title: str = "", source: str = "SPIN, V100s (published)") -> Figure:
+    """Goodput of policies with half of their 95 % interval, dashed ceilings; right, what the paper says."""
+    figure = Figure(figsize=(WIDTH, 0.32 * len(goodput) + 1.5), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(2.4, 1))
+    names = list(goodput)
+    values = np.array([goodput[n][0] for n in names])
+    left.barh(names, values, xerr=[goodput[n][1] for n in names], height=.66, error_kw={"lw": 1.2, "ecolor": INK},
+              color=[policy_colour(n) for n in names])
+    for row, value in enumerate(values):
+        left.text(values.max() * .01, row, f"{value:.1f}", ha="left", va="center", color="white", size=9, weight="bold")
+    for style, (name, value) in zip(("--", ":", "-."), ceilings.items()):
+        left.axvline(value, ls=style, color=INK, lw=1.4, label=f"{name} {value:.1f}")
+    left.invert_yaxis()
+    left.grid(axis="y", visible=False)
+    left.set(xlabel="tokens per second", title=title)
+    if ceilings:
+        figure.legend(loc="outside lower left", ncols=len(ceilings))
+    right.barh(list(published), list(published.values()), height=.66, color=GREY)
+    for row, value in enumerate(published.values()):
+        right.text(max(published.values()) * .03, row, f"{value:g}", ha="left", va="center", color="white", size=9,
+                   weight="bold")
+    right.set(xlabel="tokens per second", title=source, ylim=left.get_ylim())
+    right.grid(axis="y", visible=False)
+    return figure
+
+
+@styled
+def regret(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+           long: Mapping[str, tuple[Sequence[float], Sequence[float]]], slope: float | None, *,
+           title: str = "") -> Figure:
+    """Seconds lost against oracle-request by tokens written; right, expected tokens lost on one endless request by log
+    steps.
+
+    ``slope``: what theory says a step by a factor e must cost at least, in tokens; None: not shown.
+    """
+    figure = Figure(figsize=(WIDTH, 3.7), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for ax, lines in ((left, curves), (right, long)):
+        for name, (x, y) in lines.items():
+            grey = name.startswith("fixed") or name == "random"
+            ax.plot(x, y, color=policy_colour(name), ls=":" if grey else "-", label=name, lw=1.6 if grey else 2)
+    left.set(xlabel="tokens written, all requests", ylabel="seconds lost against oracle-request", title=title)
+    left.legend(fontsize=8.5)
+    if long and slope is not None:
+        steps = np.asarray(next(iter(long.values()))[0], float)
+        anchor = min(np.interp(30, x, y) for x, y in long.values())
+        late = steps[steps >= 30]
+        right.plot(late, anchor + slope * np.log(late / 30), "--", color=INK, lw=1.6,
+                   label="theory: slope of the bound")
+    right.set(xscale="log", xlabel="steps of one endless request", ylabel="tokens expected to be lost",
+              title="Does exploring ever end?")
+    right.xaxis.set_major_formatter(ScalarFormatter())
+    right.xaxis.set_minor_formatter(NullFormatter())
+    ends = sorted(float(y[-1]) for _, y in long.values())
+    if len(ends) > 1 and ends[-1] > 2 * ends[-2] > 0:       # one that never learns would squeeze all others flat
+        low, top = min(float(np.min(y)) for _, y in long.values()), 1.3 * ends[-2]
+        right.set_ylim(min(0.0, low) - .04 * top, top)
+    right.legend(fontsize=8.5)
+    return figure
+
+
+@styled
+def choices(arm: np.ndarray, arms: Sequence[str], best: Sequence[int] | None = None, *, title: str = "",
+            also: tuple[np.ndarray, str] | None = None) -> Figure:
+    """Who drafted for each request (row) at each of its steps (column): ``arm [R, steps]``, -1 where it had ended.
+
+    ``best``: the best arm of each request in hindsight, in a strip on the left. ``also``: the same for a second policy.
+    """
+    grids = [(arm, title)] + ([also] if also else [])
+    figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
+    colours = arm_colours(arms)
+    cmap, norm = ListedColormap(["white", *colours]), BoundaryNorm(np.arange(-1.5, len(arms)), len(arms) + 1)
+    axes = figure.subplots(1, len(grids), sharey=True, squeeze=False)[0]
+    for ax, (grid, name) in zip(axes, grids):
+        ax.imshow(grid, aspect="auto", cmap=cmap, norm=norm, interpolation="nearest")
+        if best is not None:
+            ax.imshow(np.asarray(best)[:, None], aspect="auto", cmap=cmap, norm=norm, interpolation="nearest",
+                      extent=(-.09 * grid.shape[1], -.03 * grid.shape[1], len(grid) - .5, -.5))
+            ax.set_xlim(-.1 * grid.shape[1], grid.shape[1] - .5)
+        ax.set(xlabel="step of the request", title=name)
+        ax.grid(False)
+        ax.set_xticks([t for t in ax.get_xticks() if 0 <= t < grid.shape[1]])
+    axes[0].set_ylabel("request, in order of service" + ("  (strip: its best)" if best is not None else ""))
+    used = sorted({int(a) for g, _ in grids for a in np.unique(g) if a >= 0} | set(best if best is not None else ()))
+    handles = [Patch(color=colours[a], label=arms[a]) for a in used]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(used))
+    return figure
+
+
+@styled
+def capacity(places: Sequence[int], goodput: Mapping[str, Sequence[float]], *, title: str = "") -> Figure:
+    """Goodput by how many requests of the batch each model drafter can serve."""
+    figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
+    ax = figure.subplots()
+    for name, y in goodput.items():
+        fixed, ceiling = name.startswith("fixed"), name.startswith("oracle")
+        ax.plot(places, y, marker="" if ceiling else "o", ls="--" if ceiling else ":" if fixed else "-",
+                color=INK if ceiling else policy_colour(name), label=name)
+    ax.set(xlabel="places of every model drafter", ylabel="tokens per second", title=title)
+    ax.set_ylim(0, 1.08 * max(max(y) for y in goodput.values()))        # room for the highest marker
+    ax.set_xticks(list(places))
+    ax.legend(loc="center left", bbox_to_anchor=(1, .5))
+    return figure
+
+
+@styled
+def live(goodput: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+         lost: Mapping[str, tuple[Sequence[float], Sequence[float]]], shares: np.ndarray, arms: Sequence[str],
+         shift: float | None, *, title: str = "") -> Figure:
+    """A replay as a story: goodput and seconds lost by tokens written, and who drafted.
+
+    ``shares [windows, arms]``: of "spin". ``shift``: tokens after which the workload changes.
+    """
+    figure = Figure(figsize=(WIDTH, 3.6), layout="constrained")
+    a, b, c = figure.subplots(1, 3)
+    others = [n for n in goodput if n not in POLICY]
+    for ax, lines in ((a, goodput), (b, lost)):
+        for name, (x, y) in lines.items():
+            known = name in POLICY
+            ax.plot(x, y, color=policy_colour(name) if known else INK if name.startswith("oracle") else GREY,
+                    ls="-" if known else ("--", ":", "-.", (0, (1, 3)))[others.index(name) % 4], label=name)
+        ax.set(xlabel="tokens written")
+        if shift:
+            ax.axvline(shift, color=GREY, lw=1)
+    x = next(iter(goodput.values()))[0]
+    c.stackplot(np.linspace(0, x[-1], len(shares)), shares.T, colors=arm_colours(arms), labels=arms)
+    c.set(xlabel="tokens written", ylim=(0, 1), title="who drafts with spin")
+    a.set(title=title or "tokens per second", ylim=(0, None))
+    b.set(title="seconds lost against oracle")
+    figure.legend(handles=a.get_lines()[:len(goodput)], loc="outside lower left", ncols=len(goodput), fontsize=9)
+    c.legend(fontsize=8, loc="lower left", frameon=True, framealpha=.85, edgecolor="none")
+    return figure

@@ -1,0 +1,67 @@
+"""Two stages under your hands, and the replay of a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ipywidgets import Button, FloatSlider, IntSlider
+from matplotlib.figure import Figure
+
+from spin_core.lab.simulate.timeline import last_run, replay as schedule_of
+from spin_core.pipeline.schedule import simulate, split_time
+from spin_core.lab.lessons.l5_pipeline import plots as plots
+from spin_core.lab.lessons.panel import Panel
+
+if TYPE_CHECKING:
+    from spin_core.engine import Engine
+
+ROUNDS = 3
+
+
+def overlap(draft: float = 20.0, verify: float = 40.0, fixed: float = 0.3, count: int = 2) -> Panel:
+    """Sliders for both stages' milliseconds, the share of a pass that does not shrink with the batch, and the count."""
+    def slider(name: str, value: float, most: float, step: float) -> FloatSlider:
+        return FloatSlider(value, min=step if most > 1 else 0, max=most, step=step, description=name,
+                           continuous_update=False)
+
+    d, v = slider("draft, ms", draft, 100, 1), slider("verify, ms", verify, 100, 1)
+    f = slider("fixed share", fixed, 1, 0.05)
+    m = IntSlider(count, 1, 9, description="groups", continuous_update=False)
+
+    def draw() -> Figure:
+        def schedule(groups: int, beside: bool):
+            times = [split_time(t.value / 1e3, f.value, [1 / groups] * groups) for t in (d, v)]
+            return simulate(*times, ROUNDS, overlap=beside)
+
+        return plots.gantt({"taking turns": schedule(1, False),
+                            f"pipeline, {m.value} micro-batches": schedule(m.value, True)},
+                           title=f"{ROUNDS} rounds, simulated")
+
+    return Panel([d, v, f, m], draw)
+
+
+def replay(engine: "Engine") -> Panel:
+    """The schedule of the last run of ``engine``, through a window that can be moved. The button looks for a newer run.
+
+    Raises ValueError for an engine that has verified nothing yet.
+    """
+    again = Button(description="replay my last run")
+    width = FloatSlider(400, min=20, max=4000, step=20, description="window, ms", continuous_update=False)
+    where = FloatSlider(0.5, min=0, max=1, step=0.01, description="where", continuous_update=False)
+    read = {"schedule": schedule_of(last_run(engine.trace.events))}
+
+    def draw() -> Figure:
+        whole = read["schedule"]
+        length = min(width.value / 1e3, whole.seconds)
+        begin = whole.start + where.value * (whole.seconds - length)
+        window = whole.between(begin, begin + length)
+        return plots.gantt({f"{begin - whole.start:.2f} s after the first draft": window}, title="A run of this engine")
+
+    panel = Panel([again, where, width], draw)
+
+    def reread(_button) -> None:
+        read["schedule"] = schedule_of(last_run(engine.trace.events))
+        panel.refresh()
+
+    again.on_click(reread)
+    return panel

@@ -1,0 +1,122 @@
+"""Pictures of the lesson on the verify kernel: what it reads, what biased rules do, and how long verification takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from spin_core.lab.lessons.look import BLUE, GREEN, GREY, INK, ORANGE, RED, SERIES, WIDTH, styled, tint
+
+
+@styled
+def reads(requests: Sequence[tuple[int, int]], logits: Sequence[Sequence[float]],
+          laws: Sequence[Sequence[float]]) -> Figure:
+    """What was loaded of a ragged batch. ``requests`` holds (drafted, accepted) of each request;
+    ``logits[b]`` how often each of its drafted + 1 rows was read, ``laws[b]`` the same of the drafter's laws,
+    one for each draft.
+    """
+    most = max(drafted for drafted, _ in requests) + 1
+    figure = Figure(figsize=(WIDTH, 1.5 + 0.42 * len(requests)), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=[most, max(1, most - 1)])
+    for axes, rows, colour, title in ((left, logits, BLUE, "Rows of the target's logits"),
+                                      (right, laws, ORANGE, "Rows of the drafter's laws")):
+        for b, times in enumerate(rows):
+            drafted, accepted = requests[b]
+            for j, n in enumerate(times):
+                share = 0.0 if n < 0.05 else 0.35 if n < 1.5 else 0.8
+                axes.add_patch(Rectangle((j + 0.06, b + 0.1), 0.88, 0.8, facecolor=tint(colour, share),
+                                         edgecolor=colour if share else GREY, linewidth=1.0,
+                                         linestyle="-" if share else ":"))
+                axes.text(j + 0.5, b + 0.5, _times(n), ha="center", va="center", fontsize=9,
+                          color="white" if share > 0.5 and colour == BLUE else INK if share else GREY)
+        axes.set(xlim=(0, most if axes is left else max(1, most - 1)), ylim=(len(requests), 0), title=title,
+                 xticks=np.arange(most if axes is left else most - 1) + 0.5, yticks=np.arange(len(requests)) + 0.5)
+        axes.set_xticklabels([f"draft {j + 1}" if j < most - 1 else "" for j in range(len(axes.get_xticks()))],
+                             fontsize=9)
+        axes.grid(False)
+        for side in axes.spines.values():
+            side.set_visible(False)
+    left.set_yticklabels([f"{drafted} drafted, {accepted} accepted" for drafted, accepted in requests])
+    figure.supxlabel("In a row: how many times it is loaded. •: one number of it, for the accept test. Empty: nothing "
+                     "of it.\nThe last row of a request is for the bonus token.", fontsize=9.5, color=INK)
+    return figure
+
+
+def _times(n: float) -> str:
+    if n <= 0:
+        return ""
+    return "•" if n < 0.05 else f"{n:.0f}×"
+
+
+@styled
+def bias(rules: Mapping[str, tuple[float, float]]) -> Figure:
+    """``rules[name]``: total variation between the emitted token's law and the target's, and share accepted."""
+    names = list(rules)
+    distance, rate = (np.array([rules[name][i] for name in names]) for i in range(2))
+    figure = Figure(figsize=(WIDTH, 1.3 + 0.34 * len(names)), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    exact = distance < 1e-9
+    at = np.arange(len(names))
+    for axes, values, title in ((left, distance, "Distance from the target's law"), (right, rate, "Drafts accepted")):
+        axes.barh(at, values, 0.62, color=[GREEN if ok else RED for ok in exact])
+        for y, value in enumerate(values):
+            shown = ("0: lossless" if exact[y] else f"{value:.3f}") if axes is left else f"{value:.2f}"
+            axes.text(value + 0.012 * max(values), y, shown, va="center", fontsize=9.5,
+                      color=GREEN if exact[y] else RED)
+        axes.set(title=title, yticks=at, ylim=(len(names) - 0.4, -0.6), xlim=(0, 1.22 * max(values)))
+        axes.grid(False, axis="y")
+    left.set_yticklabels(names)
+    left.set_xlabel("total variation (0 same, 1 nothing in common)")
+    right.set_xlabel("probability that a step accepts a child")
+    return figure
+
+
+@styled
+def times(cpu: Mapping[str, Sequence[float | None]], labels: Sequence[str],
+          gpu: Mapping[str, tuple[Sequence[str], Sequence[float | None]]]) -> Figure:
+    """``cpu[way]``: milliseconds of verifying each of the batches ``labels``. ``gpu[series]``: cases and time
+    over the memory's floor; empty while no GPU was at hand."""
+    figure = Figure(figsize=(WIDTH, 3.9), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[1.1, 1])
+    at = np.arange(len(labels))
+    for i, (way, values) in enumerate(cpu.items()):
+        left.plot(at, values, "osD^"[i % 4], linestyle="none", markersize=8,
+                  color=[BLUE, GREY, ORANGE, GREEN][i % 4], label=way)
+    left.set(yscale="log", ylabel="milliseconds, this CPU", xticks=at, xlabel="vocabulary × batch, 4 drafts each",
+             title="Reference against loops", xlim=(-0.4, len(labels) - 0.6))
+    left.set_xticklabels(labels)
+    low, high = (f(f(values) for values in cpu.values()) for f in (min, max))
+    left.set_ylim(low / 1.6, high * 4)
+    left.legend(loc="upper left")
+    _plain(left)
+    right.set_title("A GPU: time over the floor")
+    if not gpu:
+        right.text(0.5, 0.5, "No run on a GPU is stored yet.\npython -m spin_core bench gpu --json …", ha="center",
+                   va="center", transform=right.transAxes, color=GREY)
+        right.set(xticks=[], yticks=[])
+        return figure
+    for i, (name, (cases, values)) in enumerate(gpu.items()):
+        colour, marker = SERIES[i % len(SERIES)]
+        right.plot(range(len(cases)), [np.nan if v is None else v for v in values], marker, linestyle="-",
+                   color=colour, label=name)
+    cases = max((cases for cases, _ in gpu.values()), key=len)
+    right.axhline(1, color=INK, linewidth=1)
+    right.set(yscale="log", xticks=range(len(cases)), ylabel="times the floor (1: as fast as a copy)")
+    right.set_xticklabels(cases, fontsize=8.5, rotation=30, ha="right")
+    right.legend(fontsize=8.5)
+    _plain(right)
+    return figure
+
+
+def _plain(axes: Axes) -> None:
+    """1, 10, 100 on a logarithmic axis, and 2 and 5 between where there is room."""
+    low, high = axes.get_ylim()
+    steps = (1, 2, 5) if high / low < 200 else (1,)
+    axes.yaxis.set_major_locator(LogLocator(subs=steps))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())

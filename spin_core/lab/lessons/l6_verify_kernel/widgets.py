@@ -1,0 +1,21 @@
+"""The verify lesson's widget: how the bias of a wrong rule grows with the distance of the drafter from the target."""
+
+from __future__ import annotations
+
+from ipywidgets import FloatSlider
+from matplotlib.figure import Figure
+
+from spin_core.lab.lessons.l6_verify_kernel.rules import BIASED, LOSSLESS, P, Q, measure
+from spin_core.lab.lessons.l6_verify_kernel import plots as verify_kernel
+from spin_core.lab.lessons.panel import Panel
+
+
+def bias() -> Panel:
+    """Slide the drafter's law from the target's own (0) to one that proposes other tokens (1)."""
+    distance = FloatSlider(0.5, min=0, max=1, step=0.05, description="drafter", continuous_update=False)
+
+    def draw() -> Figure:
+        q = (1 - distance.value) * P + distance.value * Q
+        return verify_kernel.bias({name: measure(rule, P, q) for name, rule in {**LOSSLESS, **BIASED}.items()})
+
+    return Panel([distance], draw)

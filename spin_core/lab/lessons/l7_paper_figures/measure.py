@@ -1,0 +1,211 @@
+"""The exercises of the lesson on the whole system, and the cases that its figures run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from spin_core.lab.bench import names
+from spin_core.lab.lessons.exercises import Answer, attempt, check, close, said
+from spin_core.lab.lessons.stored import stored
+from spin_core.lab.simulate import paper
+from spin_core.lab.simulate.profiles import BYTES, DRAFTERS, HARDWARE, TARGETS, Hardware, Model
+from spin_core.workloads import NAMES as WORKLOADS
+
+HEURISTIC = (("Alpaca", "68M", 8), ("Alpaca", "1.4B", 8), ("Alpaca", "1.4B", 32), ("CP", "1.4B", 32),
+             ("CP", "1.4B", 64))
+"""Data set, drafter and batch: who gains nothing from micro-batches, and who does."""
+
+LADDER = ("plain", *paper.RUNGS)
+LADDER_NAMES = {names.PLAIN: "plain", names.FIXED: "best fixed drafter", names.SPIN: "+ pipeline",
+                names.WHOLE: "+ pipeline", **{name: name.removeprefix("ours, ") for name in names.RUNGS}}
+"""What the benchmarks call the systems -> what the lesson does."""
+EMBEDDED, SHAPE = "embedded models", "LLaMA-7B shape"
+"""What was measured: how the names of :class:`Recorded` begin."""
+
+
+def floor(model: Model, card: Hardware, dtype: str = "fp16") -> float:
+    """Seconds below which no pass can be: every weight is read once, at the peak bandwidth."""
+    return model.read * BYTES[dtype] / card.bandwidth
+
+
+def bounds(data_set: str, requests: int, target: str = "LLaMA-7B") -> dict[str, float]:
+    """What SPIN can bring at most over vanilla, by the model: each part, were it perfect and the others not there, and
+    all of them together.
+
+    "selection": every request has the drafter that is best for it, known beforehand, at the price of a pass that all
+    share. "decomposition": verification without padding. "pipeline": drafting hides behind verification, or the other
+    way round, and no fixed cost is paid twice. "together": all three at once, which is more than their product, as
+    drafting that is hidden makes larger drafters the best for many requests.
+    """
+    recording = paper.texts(data_set, requests)
+    draft = {arm: paper.stages(data_set, arm, requests=requests)["draft"] for arm in DRAFTERS}
+    ways = {}
+    for strategy in ("padded", "decomposed"):
+        steps = paper.serve(data_set, target, paper.VANILLA, strategy=strategy, requests=requests).steps
+        ways[strategy] = float(np.median(steps["end"] - steps["begin"]))
+    tokens = np.minimum(recording.accepted, paper.GAMMA) + 1.0
+    mean = np.add.reduceat(tokens, recording.starts[:-1], axis=1) / recording.lengths      # per drafter and request
+    step = np.array([draft[arm] + ways["padded"] for arm in recording.arms])
+    seconds = recording.lengths * step[:, None] / mean
+    vanilla = recording.arms.index(paper.VANILLA)
+    d, v = draft[paper.VANILLA], ways["decomposed"]
+    out = {"selection": float(seconds[vanilla].sum() / seconds.min(0).sum()),
+           "decomposition": (d + ways["padded"]) / (d + v), "pipeline": (d + v) / max(d, v)}
+    hidden = np.maximum([draft[arm] for arm in recording.arms], v)[:, None]
+    return out | {"together": float(seconds[vanilla].sum() / (recording.lengths * hidden / mean).min(0).sum())}
+
+
+def at_scale(data_set: str, batch: int, requests: int,
+             policies: Sequence[str] = (*DRAFTERS, "none", "greedy", "epsilon-greedy", "spin", "spin-full"),
+             target: str = "LLaMA-7B") -> dict[str, float]:
+    """Goodput of every fixed drafter, of plain decoding, of SPIN's rivals and of its selections, all over decomposed
+    verification."""
+    count = _enough(requests, batch)
+    return {p: paper.serve(data_set, target, p, batch=batch, requests=count).goodput for p in policies}
+
+
+def ceilings_at_scale(data_set: str, batch: int, requests: int) -> dict[str, float]:
+    """What the oracles of single steps reach over vanilla's drafter on the texts of :func:`at_scale`."""
+    return paper.selection_ceilings(data_set, _enough(requests, batch), batch)
+
+
+def _enough(requests: int, batch: int) -> int:
+    return max(requests, 3 * batch)         # else the batch is full for a short while only
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What one machine measured of the whole system at one ``batch``: ``rates[workload][system]`` in tokens/s.
+
+    Systems are rungs of ``LADDER`` and "best fixed drafter". Only what was measured is there.
+    """
+
+    name: str
+    batch: int
+    rates: dict[str, dict[str, float]]
+    origin: dict
+
+    @property
+    def workload(self) -> str:
+        """The one that ladders are shown for: the mix, if it was measured."""
+        return "mix" if "mix" in self.rates else next(iter(self.rates))
+
+    def systems(self) -> dict[str, dict[str, float]]:
+        """By workload the tokens/s of vanilla, of the best fixed drafter and of SPIN, as far as they were measured."""
+        wanted = {"vanilla": "vanilla", "best fixed drafter": "best fixed drafter", "SPIN": "+ pipeline"}
+        found = {workload: {name: rates[system] for name, system in wanted.items() if system in rates}
+                 for workload, rates in self.rates.items()}
+        return {workload: rates for workload, rates in found.items() if rates}
+
+    def over(self, base: str) -> dict[str, float]:
+        """Goodput of every rung over that of ``base``; nothing where ``base`` was not measured."""
+        rates = self.rates[self.workload]
+        return {rung: rates[rung] / rates[base] for rung in LADDER if rung in rates} if base in rates else {}
+
+
+def recorded(directory: str | Path | None = None) -> list[Recorded]:
+    """What ``bench peers`` (greedy, else its lowest temperature) and the section "system" of ``bench gpu`` left in
+    figures/data, by machine and batch."""
+    out = []
+    for found in stored("peers", directory=directory):
+        for batch in sorted({row["batch"] for row in found.rows}):
+            rows = [row for row in found.rows if row["batch"] == batch]
+            coldest = min(row["temperature"] for row in rows)
+            rates: dict[str, dict[str, float]] = {}
+            for row in rows:
+                system = LADDER_NAMES.get(row["contender"])
+                if system and row["temperature"] == coldest:
+                    for workload in WORKLOADS:
+                        if workload in row:
+                            here = rates.setdefault(workload, {})
+                            here[system] = max(row[workload], here.get(system, 0.0))
+            how = f", temperature {coldest:g}" if coldest else ""
+            out.append(Recorded(f"{EMBEDDED}, {found.machine}{how}", batch, rates, found.origin))
+    for found in stored("system", directory=directory):
+        for batch in sorted({row["batch"] for row in found.rows}):
+            rates = {LADDER_NAMES.get(row["rung"], row["rung"]): row["tokens_per_s"]
+                     for row in found.rows if row["batch"] == batch}
+            out.append(Recorded(f"{SHAPE}, {found.machine}", batch, {"recorded answers": rates}, found.origin))
+    return [one for one in out if one.rates]
+
+
+def like_the_paper(found: Sequence[Recorded]) -> list[Recorded]:
+    """Of each name the one whose batch is nearest to the paper's."""
+    nearest: dict[str, Recorded] = {}
+    for one in sorted(found, key=lambda one: abs(one.batch - paper.BATCH)):
+        nearest.setdefault(one.name, one)
+    return [one for one in found if one is nearest[one.name]]
+
+
+def measured_on(found: Sequence[Recorded]) -> str:
+    """For a caption: which models the measurements that are there were made with."""
+    kinds = {EMBEDDED: "the embedded models", SHAPE: "on a GPU models of LLaMA-7B's shape with random weights, whose "
+                                                     "acceptance is replayed from recorded texts"}
+    return ", and ".join(text for kind, text in kinds.items() if any(one.name.startswith(kind) for one in found))
+
+
+def beside_the_best(here: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """A line for each ``where``: SPIN over vanilla and over the best fixed drafter, ``here[where][workload][system]``, as
+    far as they were measured."""
+    out = []
+    for where, sets in here.items():
+        said = []
+        for rival, named in (("vanilla", "vanilla"), ("best fixed drafter", "the best fixed drafter")):
+            ratios = {name: s["SPIN"] / s[rival] for name, s in sets.items() if {"SPIN", rival} <= s.keys()}
+            if ratios:
+                below = sum(ratio < 1 for ratio in ratios.values())
+                said.append(f"over {named} " + ", ".join(f"{name} {ratio:.3f}" for name, ratio in ratios.items())
+                            + f" (below 1 on {below} of {len(ratios)})")
+        if said:
+            out.append(f"measured, {where}: SPIN " + "; ".join(said))
+    return "\n".join(out)
+
+
+def steps_that_lose(ladders: Mapping[str, Mapping[str, float]]) -> str:
+    """A sentence for each rung of ``ladders[data set][rung]`` that has less goodput than the rung before it."""
+    out = []
+    for before, rung in zip(LADDER[1:], LADDER[2:]):
+        ratios = {data: ladder[rung] / ladder[before] for data, ladder in ladders.items()}
+        below = {data: ratio for data, ratio in ratios.items() if ratio < 1}
+        named = ", ".join(f"{data} {ratio:.3f}" for data, ratio in below.items())
+        out.append(f"{rung!r} is below the step before it on {len(below)} of {len(ratios)} data sets"
+                   + (f": {named}" if named else ""))
+    return "\n".join(out)
+
+
+@check
+def check_floor(solution: Callable) -> Answer:
+    """Exercise 7.1: ``solution(parameters, bytes_per_value, bandwidth)`` is the least time of a pass, in
+    seconds."""
+    for model in (*TARGETS.values(), DRAFTERS["68M"]):
+        for card in HARDWARE.values():
+            if verdict := _judged(f"{model.name} on {card.name}", solution, floor(model, card), model.read, 2,
+                                  card.bandwidth):
+                return verdict
+    return Answer("right", "Every weight crosses the bus once, however many rows there are. Compare with the "
+                           "published times.")
+
+
+@check
+def check_ridge(solution: Callable) -> Answer:
+    """Exercise 7.2: ``solution(arithmetic, stream, bytes_per_value)``, in FLOP/s and bytes/s, is the number of rows
+    from which a product takes longer than reading its weights."""
+    for card in HARDWARE.values():
+        for dtype in card.flops:
+            arithmetic, size = card.arithmetic(dtype), BYTES[dtype]
+            expected = arithmetic * size / (2 * card.stream)
+            if verdict := _judged(f"{card.name}, {dtype}", solution, expected, arithmetic, card.stream, size, slack=1):
+                return verdict
+    return Answer("right", "Up to there a drafted token is verified for free, and cutting the batch saves nothing.")
+
+
+def _judged(where: str, solution: Callable, expected: float, *given, slack: float = 0.0) -> Answer | None:
+    """None if the solution gives what is expected there, within 1 % and ``slack``; else the verdict."""
+    answer, verdict = attempt(solution, *given, called=f"{where}: it")
+    if verdict or close(answer, expected, slack + 0.01 * expected):
+        return verdict
+    return Answer("wrong", f"{where}: {said(answer)} instead of about {expected:.3g}")

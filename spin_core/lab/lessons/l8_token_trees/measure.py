@@ -1,0 +1,139 @@
+"""What trees bring on real prompts: how often the target's token is among a drafter's first k, and tokens per
+verification by drafter, shape and way of drawing."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from spin_core.draft import ModelDrafter
+from spin_core.engine import Engine, Prompt
+from spin_core.lab.lessons.stored import stored
+from spin_core.request import Request, SamplingParams
+from spin_core.trace import Event
+
+NEVER = 10**9       # the rank of a token that a drafter does not have
+
+# SpecInfer, arXiv 2305.09781: OPT or LLaMA targets at their scale, not ours
+PUBLISHED_MATCH = {"greedy": (0.68, 0.77, 0.81, 0.84, 0.85), "sampled": (0.54, 0.81, 0.91, 0.95, 0.97)}     # table 1
+PUBLISHED_TAU = {"greedy": {1: 2.95, 5: 3.43}, "sampled": {1: 1.79, 5: 2.38}}       # table 2, by width
+PUBLISHED_RULES = {"multi-step": 2.38, "naive": 1.87}                               # table 3
+
+
+def paper_shape(width: int) -> str:
+    """SpecInfer's expansion with ``width`` children at the third level."""
+    return f"1,1,{width},1,1,1,1,1"
+
+
+def verifications(engine: Engine, name: str, prompts: Sequence[Prompt], params: SamplingParams,
+                  gamma: int | None = None) -> list[list[Event]]:
+    """Per prompt its verifications, drafted for by ``name``; sampling prompts have seeds 0, 1, ..."""
+    told = len(engine.trace.events)
+    requests = engine.generate(prompts, [params.with_(seed=seed) for seed in range(len(prompts))], drafter=name,
+                               gamma=gamma)
+    if failed := [r.error for r in requests if r.error]:
+        raise RuntimeError(failed[0])
+    if name in engine.retired:
+        raise engine.retired[name]
+    runs: dict[int, list[Event]] = {r.id: [] for r in requests}
+    for event in engine.trace.events[told:]:
+        if event.kind == "step" and event.emitted:
+            runs[event.request].append(event)
+    return list(runs.values())
+
+
+def tau(runs: Iterable[list[Event]]) -> float:
+    """Tokens per verification."""
+    steps = [event for run in runs for event in run]
+    return sum(len(event.emitted) for event in steps) / len(steps)
+
+
+def _tau_and_error(runs: Iterable[list[Event]]) -> tuple[float, float]:
+    """Tokens per verification, and its standard error, were verifications independent."""
+    tokens = [len(event.emitted) for run in runs for event in run]
+    return statistics.mean(tokens), statistics.stdev(tokens) / len(tokens) ** 0.5
+
+
+def what_width_brought(law: str, runs: Mapping[int, list[list[Event]]], level: int = 2) -> str:
+    """A sentence on the widest against the narrowest tree of ``runs``, by width: what it gained, whether so few
+    verifications can tell, and how often ``level`` drafted tokens held, so that the wide level was reached at all."""
+    narrow, wide = min(runs), max(runs)
+    (one, error), (other, more) = (_tau_and_error(runs[width]) for width in (narrow, wide))
+    gained, noise = other - one, (error ** 2 + more ** 2) ** 0.5
+    verdict = "within the noise" if abs(gained) < 2 * noise else "a gain" if gained > 0 else "a loss"
+    steps = [event for run in runs[wide] for event in run]
+    reached = sum(event.accepted >= level for event in steps) / len(steps)
+    theirs = PUBLISHED_TAU[law]
+    return (f"{law}: {one:.2f} with {narrow}, {other:.2f} with {wide}: {gained:+.2f} ± {noise:.2f} in {len(steps)} "
+            f"verifications, {verdict}; the wide level was reached by {reached:.0%} of them. "
+            f"Published: {theirs[min(theirs)]:.2f} to {theirs[max(theirs)]:.2f}")
+
+
+def what_width_cost(cost: Mapping[int, Mapping[int, float]], tau: Mapping[int, float]) -> str:
+    """A line per batch of ``cost[batch][width]``, time per token: the fastest width, and what the widest tree's step
+    takes and brings over the narrowest's."""
+    lines = []
+    for batch, by_width in cost.items():
+        narrow, wide = min(by_width), max(by_width)
+        tokens = tau[wide] / tau[narrow]
+        lines.append(f"batch {batch}: width {min(by_width, key=by_width.get)} is the fastest; with {wide} children a "
+                     f"step takes {by_width[wide] / by_width[narrow] * tokens:.2f} times as long as with {narrow}, for "
+                     f"{tokens:.2f} times the tokens")
+    return "\n".join(lines)
+
+
+def boosting(directory: str | Path | None = None) -> str:
+    """What ``bench boost`` found, a line for each second drafter, wherever it ran."""
+    lines = [f"{row['first']} ranks {row['first_right']:.1%} of the held-out tokens first (run on {found.machine}); "
+             f"with {row['second']}, which alone ranks {row['second_right']:.1%} first, one of the two does so for "
+             f"{row['either_right']:.1%}"
+             for found in stored("boost", directory=directory) for row in found.rows]
+    return "\n".join(lines) or "no machine has recorded boost-tuning yet: bench boost"
+
+
+def step_seconds(runs: Iterable[list[Event]], batch: int) -> float:
+    """The median step that served ``batch`` requests, none of them for the first time: that one reads its prompt.
+    Raises ValueError if there was none."""
+    reading = {run[0].step for run in runs if run}
+    steps = [event.step_seconds for run in runs for event in run if event.batch == batch and event.step not in reading]
+    if not steps:
+        raise ValueError(f"no step served {batch} requests that had all been read: allow more new tokens")
+    return statistics.median(steps)
+
+
+@torch.inference_mode()
+def ranks(engine: Engine, name: str, requests: Sequence[Request]) -> list[int]:
+    """Of every output token of finished ``requests``: how many tokens the drafter ``name`` puts before it, given the
+    text so far; ``NEVER`` where it cannot say the token. The engine must be idle.
+
+    Raises ValueError for a drafter that is no model.
+    """
+    drafter = engine.drafter_called(name)
+    if not isinstance(drafter, ModelDrafter):
+        raise ValueError(f"ranks: {name!r} has no scores to rank tokens by")
+    column = {int(token): i for i, token in enumerate(drafter.ids)} if drafter.ids is not None else None
+    out: list[int] = []
+    for request in requests:
+        ids, first = request.ids, len(request.prompt_ids)
+        engine.target.forward([0], [len(ids)], ids, [])         # a fed drafter reads what the target makes of the text
+        logits = drafter.runner.forward([0], [len(ids) - 1], ids[:-1], list(range(first - 1, len(ids) - 1)),
+                                        **drafter._feed([0], [len(ids) - 1]))
+        for row, token in zip(logits, ids[first:]):
+            at = token if column is None else column.get(token)
+            out.append(NEVER if at is None else int((row > row[at]).sum()))
+        engine.target.cache.truncate(0, 0)
+        drafter.rollback(0, 0)
+    return out
+
+
+def match_rates(found: Sequence[int], most: int = 5) -> list[float]:
+    """Share of tokens among the drafter's first 1, 2, ..., ``most``."""
+    return [sum(rank < k for rank in found) / len(found) for k in range(1, most + 1)]
+
+
+def acceptance_by_rank(found: Sequence[int], most: int = 8) -> list[float]:
+    """Share of tokens that are the drafter's first, second, ...: greedy acceptance of the child of that rank."""
+    return [found.count(rank) / len(found) for rank in range(most)]

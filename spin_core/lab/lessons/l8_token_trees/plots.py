@@ -1,0 +1,199 @@
+"""Pictures of the lesson on token trees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+
+from spin_core.lab.lessons.look import (BLUE, GREEN, GREY, INK, LIGHT, MONO, ORANGE, PURPLE, Q_COLOUR, RED, SERIES, SKY,
+                                  WIDTH, label, styled, tint)
+
+if TYPE_CHECKING:
+    from spin_core.lab.lessons.l8_token_trees.steps import TreeStep, Trial
+
+WHO = (ORANGE, SKY, PURPLE, "#F0E442")      # drafters, in their order
+PANELS = 4                                  # tests at a node: three children, and the target's draw
+
+
+@styled
+def tree(step: "TreeStep", drafters: Sequence[str], note: str = "") -> Figure:
+    """A verified tree, and the mask of the pass that verified it. ``drafters``: the names, in their order; ``note``
+    goes before the title."""
+    count, levels = len(step.tokens), step.depths
+    order = _leaves_first(step.parents)
+    row = {node: i for i, node in enumerate(order)}
+    high = max(2.9, 1.35 + 0.3 * count)
+    figure = Figure(figsize=(WIDTH, min(high, 9)), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[1.55, 1])
+    path = set(step.path)
+    size = 9.5 if count <= 16 else 7.5
+    at = {-1: (0.0, -0.1 if not count else row[order[0]])} | {n: (levels[n] + 1.0, row[n]) for n in range(count)}
+    for node, parent in enumerate(step.parents):
+        (x0, y0), (x1, y1) = at[parent], at[node]
+        kept = node in path
+        left.plot([x0 + 0.12, x0 + 0.3, x1 - 0.42], [y0, y1, y1], color=GREEN if kept else "#BBBBBB",
+                  linewidth=2.4 if kept else 1.2, zorder=1)
+    text = label(step.before[-14:], 14) if step.before else "(the prompt)"
+    left.text(0.1, at[-1][1], text, ha="right", va="center", fontsize=size, family=MONO, color=INK)
+    for node in range(count):
+        x, y = at[node]
+        colours = [WHO[drafters.index(name) % len(WHO)] for name in step.drafters[node]]
+        for i, colour in enumerate(colours):
+            width = 0.78 / len(colours)
+            left.add_patch(Rectangle((x - 0.4 + i * width, y - 0.36), width, 0.72, facecolor=tint(colour, 0.55),
+                                     edgecolor="none", zorder=2))
+        left.add_patch(Rectangle((x - 0.4, y - 0.36), 0.78, 0.72, facecolor="none", zorder=3,
+                                 edgecolor=GREEN if node in path else "#AAAAAA",
+                                 linewidth=2.2 if node in path else 0.8))
+        left.text(x, y, label(step.tokens[node], 9), ha="center", va="center", fontsize=size, family=MONO, zorder=4)
+    if step.own is not None:
+        x, y = at[step.path[-1]] if step.path else at[-1]
+        left.text(max(levels, default=0) + 1.75, y, f"→ {label(step.own, 9)}", va="center", fontsize=size, family=MONO,
+                  color=BLUE, weight="bold")
+        left.plot([x + (0.42 if step.path else 0.14), max(levels, default=0) + 1.7],
+                  [y + 0.42, y + 0.42] if step.path else [y - 0.45, y - 0.45],
+                  color=BLUE, linewidth=1, linestyle=(0, (2, 2)))
+    left.set(xlim=(-1.0, max(levels, default=0) + 2.5), ylim=(count - 0.4, -0.8),
+             xticks=range(1, max(levels, default=0) + 2), yticks=[],
+             title=f"{note}{count} nodes, {len(step.path)} accepted, then the target's own")
+    left.set_xticklabels([f"depth {d}" for d in range(1, max(levels, default=0) + 2)])
+    left.grid(False)
+    for side in left.spines.values():
+        side.set_visible(False)
+    who = [Patch(facecolor=tint(WHO[i % len(WHO)], 0.55), label=name) for i, name in enumerate(drafters)]
+    left.legend(handles=[*who, Line2D([], [], color=GREEN, linewidth=2.4, label="accepted")], loc="upper center",
+                bbox_to_anchor=(0.5, -0.06), ncols=len(drafters) + 1)
+    _mask(right, step, path)
+    return figure
+
+
+def _mask(axes: Axes, step: "TreeStep", path: set[int]) -> None:
+    """Rows: queries, columns: keys; first what all see, the text."""
+    mask, count = step.mask.numpy(), len(step.tokens)
+    axes.add_patch(Rectangle((-3, -0.5), 2.4, count, facecolor=tint(BLUE, 0.35)))
+    axes.text(-1.8, count / 2 - 0.5, "the text so far, seen by all", rotation=90, ha="center", va="center", fontsize=9)
+    for i, j in zip(*mask.nonzero()):
+        kept = i in path and j in path
+        axes.add_patch(Rectangle((j - 0.46, i - 0.46), 0.92, 0.92, facecolor=GREEN if kept else tint(INK, 0.55)))
+    size = 8.5 if count <= 16 else 6.5
+    axes.set(xlim=(-3.1, count - 0.4), ylim=(count - 0.4, -0.6), yticks=range(count), xticks=[],
+             title="The mask: a row sees its ancestors")
+    axes.set_yticklabels([label(t, 9) for t in step.tokens], family=MONO, fontsize=size)
+    axes.set_xlabel("nodes as keys, in the order of the cache", fontsize=9.5)
+    axes.set_aspect("auto")
+    axes.grid(False)
+
+
+def _leaves_first(parents: Sequence[int]) -> list[int]:
+    """Nodes in the order of a walk that goes down before it goes on: no two edges cross."""
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(parents):
+        children.setdefault(parent, []).append(node)
+    out, stack = [], list(reversed(children.get(-1, [])))
+    while stack:
+        node = stack.pop()
+        out.append(node)
+        stack += reversed(children.get(node, []))
+    return out
+
+
+@styled
+def trials(found: Sequence["Trial"], shown: int | None = None, title: str = "") -> Figure:
+    """The tests at one node: p as left, the q of the child, its fate. ``shown``: the first so many, in four panels, so
+    that the picture keeps its shape; None: those there are, a panel each."""
+    panels = len(found) if shown is None else PANELS
+    shown = len(found) if shown is None else shown
+    tokens = np.arange(len(found[0].p))
+    figure = Figure(figsize=(WIDTH, 3.9 if title else 3.6), layout="constrained")
+    if title:
+        figure.suptitle(title, fontsize=11)
+    row = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
+    for number, axes in enumerate(row):
+        axes.grid(False, axis="x")
+        if number >= min(shown, len(found)):
+            axes.set_axis_off()
+            if number < shown:
+                axes.text(0.5, 0.5, "not needed:\nthe token is there", transform=axes.transAxes, ha="center",
+                          color=GREY)
+            continue
+        one = found[number]
+        last = one.u is None
+        axes.bar(tokens - 0.2, one.p, 0.38, color=SKY if number else BLUE)
+        axes.bar(tokens + 0.2, one.q, 0.38, color=tint(Q_COLOUR, 0.8))
+        colour = GREEN if one.accepted else RED
+        axes.axvspan(one.token - 0.48, one.token + 0.48, color=tint(colour, 0.18), zorder=0)
+        axes.set(xticks=tokens, xlabel="token", ylim=(0, 1.05),
+                 title="the target draws" if last else f"child {number + 1}: token {one.token}")
+        fate = "accepted" if one.accepted else "rejected"
+        said = (f"token {one.token}: emitted" if last else
+                f"u = {one.u:.2f}, p/q = {one.p[one.token] / one.q[one.token]:.2f}\n{fate}")
+        axes.text(0.5, 0.97, said, transform=axes.transAxes, ha="center", va="top", color=colour, fontsize=9.5)
+    row[0].set_ylabel("probability")
+    figure.legend(handles=[Patch(facecolor=BLUE, label="p"), Patch(facecolor=SKY, label="left of p"),
+                           Patch(facecolor=tint(Q_COLOUR, 0.8), label="q of the child")], loc="outside lower center",
+                  ncols=3)
+    return figure
+
+
+@styled
+def tables(match: Mapping[str, Mapping[str, Sequence[float]]], tau: Mapping[str, Mapping[int, float]],
+           published_match: Mapping[str, Sequence[float]], published_tau: Mapping[str, Mapping[int, float]]) -> Figure:
+    """SpecInfer's first two tables. ``match[law][drafter]``: share of the target's tokens among the drafter's first 1,
+    2, ...; ``tau[law][width]``: tokens per verification. Published ones hollow and dashed."""
+    figure = Figure(figsize=(WIDTH, 6.2), layout="constrained")
+    for column, (law, axes) in enumerate(zip(match, figure.subplots(2, 2, sharey="row").T)):
+        above, below = axes
+        for i, (name, rates) in enumerate(match[law].items()):
+            colour, marker = SERIES[i % len(SERIES)]
+            above.plot(range(1, len(rates) + 1), rates, color=colour, marker=marker, label=f"{name}, measured")
+        _published(above, range(1, len(published_match[law]) + 1), published_match[law])
+        above.set(title=f"Among the drafter's first k, {law}", xlabel="k", xticks=range(1, 6), ylim=(0, 1.02))
+        below.plot(list(tau[law]), list(tau[law].values()), color=SERIES[0][0], marker="o", label="measured")
+        _published(below, list(published_tau[law]), list(published_tau[law].values()))
+        below.set(title=f"Tokens per verification, {law}", xlabel="children at the third level", xticks=list(tau[law]))
+        below.set_ylim(bottom=1)
+        if column == 0:
+            above.set_ylabel("share of tokens")
+            below.set_ylabel("tokens")
+            for one in axes:
+                one.legend(loc="lower right", fontsize=8.5)
+    return figure
+
+
+def _published(axes: Axes, x, y) -> None:
+    axes.plot(x, y, color=GREY, marker="D", markerfacecolor="white", linestyle=(0, (4, 2)), linewidth=1.4,
+              label="SpecInfer, published")
+
+
+@styled
+def latency(cost: Mapping[int, Mapping[int, float]]) -> Figure:
+    """``cost[batch][width]``: milliseconds per token and request. One map; in each row the fastest width is framed, and
+    numbers are relative to width 1."""
+    batches, widths = list(cost), list(next(iter(cost.values())))
+    relative = np.array([[cost[b][w] / cost[b][widths[0]] for w in widths] for b in batches])
+    figure = Figure(figsize=(WIDTH * 0.7, 1.5 + 0.5 * len(batches)), layout="constrained")
+    axes = figure.subplots()
+    spread = max(0.05, float(np.abs(relative - 1).max()))
+    for i, b in enumerate(batches):
+        best = int(relative[i].argmin())
+        for j, w in enumerate(widths):
+            share = min(1.0, abs(relative[i, j] - 1) / spread)
+            colour = GREEN if relative[i, j] < 1 else RED
+            axes.add_patch(Rectangle((j - 0.48, i - 0.46), 0.96, 0.92, facecolor=tint(colour, 0.6 * share),
+                                     edgecolor=INK if j == best else LIGHT, linewidth=2.2 if j == best else 0.8,
+                                     zorder=3 if j == best else 2))
+            axes.text(j, i, f"{relative[i, j]:.2f}\n{cost[b][w]:.0f} ms", ha="center", va="center", fontsize=9,
+                      zorder=4)
+    axes.set(xlim=(-0.6, len(widths) - 0.4), ylim=(len(batches) - 0.4, -0.6), xticks=range(len(widths)),
+             yticks=range(len(batches)), xlabel="children at the third level", ylabel="requests served at once",
+             title="Time per token, relative to width 1 (framed: the fastest)")
+    axes.set_xticklabels([str(w) for w in widths])
+    axes.set_yticklabels([str(b) for b in batches])
+    axes.grid(False)
+    return figure

@@ -1,0 +1,70 @@
+"""The widgets of the lesson on token trees: grow one on a prompt, and test children one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ipywidgets import HTML, Dropdown, FloatSlider, IntSlider, Text
+from matplotlib.figure import Figure
+
+from spin_core.draft.shape import parse
+from spin_core.engine import Engine
+from spin_core.lab.lessons.l8_token_trees.steps import TreeStep, tree_steps, walk
+from spin_core.lab.lessons.l8_token_trees import plots as plots
+from spin_core.request import SamplingParams
+from spin_core.lab.lessons.panel import Panel
+
+
+def editor(engine: Engine, prompts: Mapping[str, str], drafters: Sequence[Sequence[str]], max_new_tokens: int = 24
+           ) -> Panel:
+    """Choose a prompt, who drafts, the shape and the temperature; go through the verifications.
+
+    ``prompts`` by name; ``drafters``: groups to choose from, whose trees are merged. A shape that is none, or is
+    too large, is answered in words and the last picture stays.
+    """
+    prompt = Dropdown(options=list(prompts), description="prompt")
+    who = Dropdown(options=[(" and ".join(group), tuple(group)) for group in drafters], description="drafters")
+    shape = Text("2,1,1", description="shape", continuous_update=False)
+    heat = FloatSlider(0.0, min=0, max=1.5, step=0.5, description="temperature", continuous_update=False)
+    number = IntSlider(2, 1, 2, description="step", continuous_update=False)
+    said = HTML()
+    answered: dict[tuple, list[TreeStep]] = {}
+    last: list[Figure] = []
+
+    def steps() -> list[TreeStep]:
+        setting = prompt.value, tuple(who.value), shape.value.replace(" ", ""), heat.value
+        if setting not in answered:
+            parse(setting[2])
+            answered[setting] = tree_steps(engine, f"tree:{','.join(who.value)}:{setting[2]}", prompts[setting[0]],
+                                           SamplingParams(temperature=heat.value, max_new_tokens=max_new_tokens))
+        return answered[setting]
+
+    def draw() -> Figure:
+        try:
+            found = steps()
+        except (ValueError, RuntimeError) as error:
+            said.value = f"<span style='color:#D55E00'>{error}</span>"
+            return last[-1] if last else Figure(figsize=(4, 1))
+        number.max = max(1, len(found))
+        tokens = sum(len(s.path) + (s.own is not None) for s in found)
+        said.value = f"{tokens / len(found):.2f} tokens per verification in this answer"
+        at = min(number.value, len(found))
+        last[:] = [plots.tree(found[at - 1], who.value, f"Step {at} of {len(found)}, "
+                              f"{f'temperature {heat.value:g}' if heat.value else 'greedy'}: ")]
+        return last[-1]
+
+    return Panel([prompt, who, shape, heat, number, said], draw)
+
+
+def stepper() -> Panel:
+    """Multi-step sampling at one node, test by test."""
+    drawing = Dropdown(options=["without_replacement", "independent", "top_k"], description="drawing")
+    seed = IntSlider(0, 0, 40, description="seed", continuous_update=False)
+    shown = IntSlider(4, 1, 4, description="tests shown")
+
+    def draw() -> Figure:
+        # two ways often draw the same first child, so the picture says which way it shows
+        way = drawing.value.replace("_", " ")
+        return plots.trials(walk(drawing.value, seed.value), shown.value, f"Children drawn: {way} (seed {seed.value})")
+
+    return Panel([drawing, seed, shown], draw)

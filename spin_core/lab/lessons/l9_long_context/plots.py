@@ -1,0 +1,180 @@
+"""Long contexts: what speculation gains there, what its passes read, and what a sparse draft still gets right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from spin_core.lab.lessons.look import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, SKY, WIDTH, styled, tint
+
+SYSTEMS = {"vanilla": ORANGE, "MagicDec": SKY, "SPIRe": GREEN}
+PUBLISHED = dict(facecolor="#D9D9D9", edgecolor=GREY, hatch="///", linewidth=0.8)
+
+
+@styled
+def multipliers(settings: Mapping[str, tuple[Mapping[str, float], Mapping[str, float]]], contexts: Sequence[int],
+                ratios: Mapping[str, Sequence[float]]) -> Figure:
+    """Left: (modelled, published) throughput over plain decoding by setting. Right: SPIRe over MagicDec by context."""
+    figure = Figure(figsize=(WIDTH, 3.9), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[1.25, 1])
+    ticks, names = [], []
+    for g, (setting, (ours, theirs)) in enumerate(settings.items()):
+        for i, (system, colour) in enumerate(SYSTEMS.items()):
+            x = g * 3.9 + i * 1.1
+            left.bar(x - .2, ours[system], .4, color=colour, label="modelled" if g == i == 0 else None)
+            left.bar(x + .2, theirs[system], .4, label="published" if g == i == 0 else None, **PUBLISHED)
+            left.text(x, max(ours[system], theirs[system]) + .04, f"{ours[system]:.2f}", ha="center", size=9.5)
+            ticks.append(x)
+            names.append(system)
+        left.text(g * 3.9 + 1.1, 3.45, setting, ha="center", weight="bold", size=9.5)
+    left.axhline(1, color=INK, linewidth=1, linestyle=":")
+    left.set(xticks=ticks, ylim=(0, 3.75), ylabel="throughput over plain decoding", title="Six printed numbers")
+    left.set_xticklabels(names, size=9)
+    left.grid(axis="x", visible=False)
+    left.legend(loc="upper left", bbox_to_anchor=(0, .9))
+    for (label, values), colour, marker in zip(ratios.items(), (GREEN, RED), "os"):
+        right.plot(contexts, values, marker=marker, color=colour, label=label, markersize=5)
+    right.axhline(1, color=INK, linewidth=1, linestyle=":")
+    right.set(ylabel="SPIRe over MagicDec", title="Which window?")
+    _by_context(right, contexts)
+    right.legend()
+    return figure
+
+
+@styled
+def roofline(passes: Mapping[str, tuple[float, float, float]], gains: Mapping[str, float], title: str = "") -> Figure:
+    """Each pass (arithmetic, weights, cache) as two bars in units of the first one's time, and the three gains."""
+    figure = Figure(figsize=(WIDTH, 3.7), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[2.2, 1])
+    unit = max(next(iter(passes.values()))[0], sum(next(iter(passes.values()))[1:]))
+    for y, (arithmetic, weights, cache) in enumerate(passes.values()):
+        left.barh(y - .2, arithmetic / unit, .36, color=tint(PURPLE, .85), label="arithmetic" if y == 0 else None)
+        left.barh(y + .2, weights / unit, .36, color=tint(BLUE, .9), label="reading weights" if y == 0 else None)
+        left.barh(y + .2, cache / unit, .36, left=weights / unit, color=tint(BLUE, .4),
+                  label="reading keys and values" if y == 0 else None)
+        time = max(arithmetic, weights + cache) / unit
+        left.plot([time, time], [y - .42, y + .42], color=INK, linewidth=2)
+        left.text(time, y, f"  {time:.2f}", va="center", size=9.5)
+    longest = max(max(a, w + c) for a, w, c in passes.values()) / unit
+    left.set(yticks=range(len(passes)), yticklabels=list(passes), ylim=(len(passes) - .4, -.6),
+             xlim=(0, 1.18 * longest), xlabel="time, in passes of plain decoding: the longer bar counts",
+             title="What each pass waits for")
+    left.grid(axis="y", visible=False)
+    for y, (name, value) in enumerate(gains.items()):
+        right.barh(y, value, .6, color=SYSTEMS[name])
+        right.text(value, y, f" {value:.2f}", va="center", weight="bold")
+    right.axvline(1, color=INK, linewidth=1, linestyle=":")
+    right.set(yticks=range(len(gains)), yticklabels=list(gains), ylim=(len(gains) - .4, -.6),
+              xlim=(0, 1.25 * max(1, *gains.values())), xlabel="over plain decoding", title="Throughput")
+    right.grid(axis="y", visible=False)
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, title=title or None)
+    return figure
+
+
+@styled
+def costs(contexts: Sequence[int], by_batch: Mapping[int, Mapping[str, Sequence[float]]]) -> Figure:
+    """MagicDec's three quantities by context, a line per batch: keys "draft", "verify", "multiplier"."""
+    figure = Figure(figsize=(WIDTH, 3.5), layout="constrained")
+    panels = figure.subplots(1, 3)
+    titles = {"draft": "A drafted token", "verify": "A verification", "multiplier": "Throughput"}
+    labels = {"draft": "over a plain pass", "verify": "over a plain pass", "multiplier": "over plain decoding"}
+    for panel, key in zip(panels, titles):
+        for (batch, lines), colour, marker in zip(by_batch.items(), (GREY, SKY, BLUE, RED), "ovs^"):
+            panel.plot(contexts, lines[key], marker=marker, markersize=4.5, color=colour, label=f"batch {batch}")
+        panel.set(title=titles[key], ylabel=labels[key])
+        _by_context(panel, contexts)
+        panel.set_ylim(bottom=0)
+        panel.axhline(1, color=INK, linewidth=1, linestyle=":")
+    handles, names = panels[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=4)
+    return figure
+
+
+@styled
+def ladder(published: Mapping[str, tuple[float, float]], ours: Mapping[str, float]) -> Figure:
+    """SPIRe's ablation: published tau and modelled throughput by rung, and ``ours``, tokens per verification of
+    drafters trained here (empty: none has been recorded)."""
+    figure = Figure(figsize=(WIDTH, 3.7), layout="constrained")
+    panels = figure.subplots(1, 3 if ours else 2, sharey=True)
+    y = np.arange(len(published))
+    columns = [("Tokens per verification", [t for t, _ in published.values()], PUBLISHED, "published"),
+               ("Throughput over plain", [g for _, g in published.values()], dict(color=tint(GREEN, .85)),
+                "modelled, B 64, L 512")]
+    if ours:
+        columns.append(("Tokens per verification", [ours.get(r, np.nan) for r in published],
+                        dict(color=tint(BLUE, .85)), "measured, our family"))
+    for panel, (title, values, style, kind) in zip(panels, columns):
+        panel.barh(y, values, .62, **style)
+        for row, value in enumerate(values):
+            if np.isfinite(value):
+                panel.text(value, row, f" {value:.2f}", va="center", size=9.5)
+        panel.set(yticks=y, yticklabels=list(published), ylim=(len(y) - .4, -.6), xlim=(0, 1.2 * np.nanmax(values)),
+                  xlabel=kind, title=title)
+        panel.grid(axis="y", visible=False)
+    return figure
+
+
+@styled
+def our_family(rows: Sequence[Mapping], batch: int, gamma: int) -> Figure:
+    """Speed-up over plain decoding by drafter: "modelled", and where the engine was timed, "own" and "measured"."""
+    figure = Figure(figsize=(WIDTH, 0.42 * len(rows) + 1.6), layout="constrained")
+    panel = figure.subplots()
+    y = np.arange(len(rows))
+    looks = {"modelled": (tint(GREEN, .45), "modelled, tokens per verification of all texts"),
+             "own": (tint(GREEN, .85), "modelled, those of the timed run"), "measured": (tint(BLUE, .85), "measured")}
+    for i, (key, (colour, label)) in enumerate(looks.items()):
+        values = [row.get(key, np.nan) for row in rows]
+        panel.barh(y + (i - 1) * .27, values, .25, color=colour, label=label)
+        for at, value in zip(y, values):
+            if np.isfinite(value):
+                panel.text(value, at + (i - 1) * .27, f"{value:.2f} ", va="center", ha="right", size=8)
+    panel.axvline(1, color=INK, linewidth=1, linestyle=":")
+    panel.set(yticks=y, yticklabels=[row["drafter"] for row in rows], ylim=(len(rows) - .4, -.6),
+              xlabel="throughput over plain decoding", title=f"Our family, batch {batch}, gamma {gamma}")
+    panel.grid(axis="y", visible=False)
+    figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
+
+
+@styled
+def acceptance(rows: Sequence[Mapping], bar: float, here: Sequence[Mapping] = ()) -> Figure:
+    """How often the target agrees with its own sparse drafts, by texts, law and window; tokens per verification beside.
+    ``here``: such rows measured on the spot, as stars on the bars that they belong to."""
+    figure = Figure(figsize=(WIDTH, 0.33 * len(rows) + 1.7), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    groups = list(dict.fromkeys(row["texts"] for row in rows))
+    y = [i + 0.6 * groups.index(row["texts"]) for i, row in enumerate(rows)]       # a gap between the groups
+    for panel, key in ((left, "acceptance"), (right, "tokens_per_verification")):
+        panel.barh(y, [row[key] for row in rows], .6,
+                   color=[tint((BLUE, ORANGE, GREEN)[groups.index(row["texts"])], .85) for row in rows])
+        stars = {at: one[key] for at, row in zip(y, rows) for one in here if _setting(one) == _setting(row)}
+        if stars:
+            panel.plot(list(stars.values()), list(stars), linestyle="none", marker="*", markersize=12, color=INK,
+                       markeredgecolor="white", label="measured in this notebook")
+        for at, row in zip(y, rows):
+            panel.text(0.02 * bar if key == "acceptance" else 0.08, at, f"{row[key]:.2f}", va="center", size=9,
+                       color=INK, weight="bold")
+        panel.grid(axis="y", visible=False)
+    left.axvline(bar, color=INK, linewidth=1, linestyle=":", label=f"our bar: {bar:g}, documents, half of the context")
+    left.set(yticks=y, yticklabels=[f"{row['texts']}{', sampled' * (row.get('law') == 'sampled')}: sees {row['window']}"
+                                    + (" of it" if "/" in row["window"] else " tokens") for row in rows],
+             ylim=(y[-1] + .6, -.6), xlim=(0, 1.05), xlabel="of the tested tokens (measured)", title="Accepted")
+    right.set(xlabel="measured, gamma 4", title="Tokens per verification", xlim=(0, 5.2))
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return figure
+
+
+def _setting(row: Mapping) -> tuple:
+    return row["texts"], row["window"], row.get("law", "greedy")
+
+
+def _by_context(panel, contexts: Sequence[int]) -> None:
+    """A logarithmic axis of context lengths, with numbers a reader can say."""
+    panel.set_xscale("log", base=2)
+    shown = [c for c in contexts if np.log2(c) % 3 == 1]
+    panel.set_xticks(shown, [f"{c // 1024}k" if c >= 1024 else str(c) for c in shown], minor=False)
+    panel.minorticks_off()
+    panel.set_xlabel("context, tokens")

@@ -1,0 +1,44 @@
+"""Sliders for SPIRe's throughput model: when is which drafting worth it? And what of it did our family measure?"""
+
+from __future__ import annotations
+
+from ipywidgets import Dropdown, IntSlider, SelectionSlider
+from matplotlib.figure import Figure
+
+from spin_core.lab.lessons.l9_long_context import measure as lesson
+from spin_core.lab.lessons.l9_long_context import plots as plots
+from spin_core.lab.simulate import spire
+from spin_core.lab.lessons.panel import Panel
+
+WINDOWS = {"an eighth of the context": None, "64 tokens": 64, "1024 tokens": 1024}
+
+
+def model(batch: int = 64, context: int = 512) -> Panel:
+    """Batch, context, gamma, window rule and hardware intensity -> passes and throughput multipliers."""
+    controls = [SelectionSlider(options=[2 ** n for n in range(11)], value=batch, description="batch"),
+                SelectionSlider(options=lesson.CONTEXTS, value=context, description="context"),
+                IntSlider(spire.DRAFTED, 1, 10, description="gamma", continuous_update=False),
+                Dropdown(options=list(WINDOWS), description="window"),
+                SelectionSlider(options=[25, 50, 100, 200, 300, 600, 1200], value=int(spire.HOI),
+                                description="FLOP per byte")]
+    return Panel(controls, lambda: picture(*(c.value for c in controls)))
+
+
+def picture(batch: int, context: int, drafted: int, window: str, hoi: float) -> Figure:
+    """The passes at that setting, and what they come to."""
+    setting = dict(drafted=drafted, window=WINDOWS[window], hoi=hoi)
+    title = (f"modelled: batch {batch}, context {context:,}, gamma {drafted}, a sparse draft sees {window}, "
+             f"{hoi:g} FLOP per byte")
+    return plots.roofline(lesson.roofline(batch, context, **setting), lesson.multipliers(batch, context, **setting),
+                          title)
+
+
+def our_family() -> Panel:
+    """Batch and gamma -> the model on our family's costs, beside what was measured at that setting."""
+    controls = [SelectionSlider(options=[1, 2, 4, 8, 16], value=lesson.LIVE_BATCH, description="batch"),
+                IntSlider(2, 1, 8, description="gamma", continuous_update=False)]
+
+    def draw() -> Figure:
+        batch, gamma = (c.value for c in controls)
+        return plots.our_family(lesson.our_family(batch, gamma)[0], batch, gamma)
+    return Panel(controls, draw)
