@@ -72,7 +72,7 @@ class _Outcome:
     accepted: int = 0
     tokens: list[int] = field(default_factory=list)     # accepted tokens and one of the target's own
     failed: bool = False
-    laws: dict | None = None
+    distributions: dict | None = None
     tree: dict | None = None        # see spin_core.trace.Event
 
 
@@ -112,7 +112,7 @@ class Engine:
     ``max_batch`` requests run at once, each with room for ``max_len`` tokens of prompt and output; ``kv_tokens``
     bounds the tokens that the running requests may come to hold together (prompt + max_new_tokens each). Who does
     not fit waits in a queue, first come first served. ``prefill_chunk`` bounds the prompt tokens read per step.
-    ``record_laws`` keeps p and q of every drafted position in the trace, for the lessons' widgets. ``verification`` is
+    ``record_probs`` keeps p and q of every drafted position in the trace, for the lessons' widgets. ``verification`` is
     how the target attends to a ragged batch: "padded", "grouped", "decomposed" (SPIN's pieces), "per-request",
     "flex" (today's kernel without padding), or "auto", the cheapest of the first four on this device. It changes speed,
     not text.
@@ -129,7 +129,7 @@ class Engine:
 
     def __init__(self, family, drafter: str | None = None, gamma: int | None = None, *, max_batch: int = 8,
                  max_len: int | None = None, kv_tokens: int | None = None, prefill_chunk: int = 512,
-                 record_laws: bool = False, verification: str = "auto", selector: str | Selector | None = None,
+                 record_probs: bool = False, verification: str = "auto", selector: str | Selector | None = None,
                  arms: Sequence[str] | None = None, capacities: Mapping[str, int] | None = None,
                  fast_switching: bool = True, pipeline: str | int | None = None, grouping: str = "balanced") -> None:
         if drafter is not None and selector is not None:
@@ -151,7 +151,7 @@ class Engine:
         self.max_batch = max_batch
         self.kv_tokens = kv_tokens or max_batch * self.max_len
         self.prefill_chunk = prefill_chunk
-        self.record_laws = record_laws
+        self.record_probs = record_probs
         self.target = ModelRunner(family.target, max_batch, self.max_len, family.vocab_size, verification=verification,
                                   keep_states=any(map(pool.is_fed, family.drafters.values())))
         self.drafters: dict[str, Drafter] = {"none": NullDrafter()}     # built when first used
@@ -164,7 +164,7 @@ class Engine:
         self.trace = Trace()
         self.steps = 0
         if drafter is not None:
-            self.drafter_called(drafter)
+            self.get_drafter(drafter)
         self.selection = self._selection(selector, arms, gamma, capacities, fast_switching)
         self.pipeline = None if pipeline == "off" else Ahead(self) if pipeline == "ahead" else \
             Pipeline(self, pipeline, grouping)
@@ -194,7 +194,7 @@ class Engine:
             request = Request([], params)
         else:
             name = drafter if drafter is not None else self.drafter
-            suits = self.drafter_called(name).gamma or DEFAULT_GAMMA
+            suits = self.get_drafter(name).gamma or DEFAULT_GAMMA
             number = next(n for n in (gamma, self.gamma, suits) if n is not None)
             request = Request([], params, name, number, pinned=drafter is not None)
         self.trace.add("submit", request.id)
@@ -306,7 +306,7 @@ class Engine:
             requests = [w.request for w in members]
             start, raised = time.perf_counter(), None
             try:
-                drafter = self.drafter_called(name)
+                drafter = self.get_drafter(name)
                 draft = drafter.propose(requests, [self._num_draft(r, drafter) for r in requests])
                 draft = draft.to(self.target.device)
             except Exception as error:      # losing a drafter must cost speed, never a request
@@ -363,9 +363,9 @@ class Engine:
             verdict.failed.tolist())]
         for outcome, tree in zip(outcomes, trees):
             outcome.tree = tree
-        if self.record_laws:
+        if self.record_probs:
             for b, outcome in enumerate(outcomes):
-                outcome.laws = self._laws(group.draft, logits, sampling, b)
+                outcome.distributions = self._distributions(group.draft, logits, sampling, b)
         return outcomes
 
     def _record(self, done: _Verified, began: float, **place: int) -> list[Event]:
@@ -386,7 +386,7 @@ class Engine:
                     batch=len(members), draft_seconds=group.seconds,
                     draft_began=group.began - self.trace.origin if group.draft else 0.0,
                     target_began=done.began - self.trace.origin, target_seconds=done.target_seconds,
-                    verify_seconds=done.verify_seconds, laws=outcome.laws, tree=outcome.tree, **place))
+                    verify_seconds=done.verify_seconds, distributions=outcome.distributions, tree=outcome.tree, **place))
             selecting = self._observe(done.groups, seats, events, outcomes)
         finally:                            # whatever went wrong, who has finished holds nothing any more
             for _, request in members:
@@ -443,7 +443,7 @@ class Engine:
 
     # ---- the pool
 
-    def drafter_called(self, name: str) -> Drafter:
+    def get_drafter(self, name: str) -> Drafter:
         """The drafter of that name, built at its first use; one that drafts nothing if it was retired."""
         if not isinstance(name, str):
             raise ValueError(f"a drafter is asked for by its name, not by {name!r}")
@@ -485,15 +485,15 @@ class Engine:
                     options["shorten"] = True
             selector = make(selector, arms, **options)
         for name in selector.arms:
-            self.drafter_called(name)
+            self.get_drafter(name)
         return Selection(self, selector, capacities, fast_switching)
 
     # ---- helpers
 
     def _usual_length(self, name: str) -> int:
         """How many tokens an arm drafts where nobody says: a tree all of its depth."""
-        drafter = self.drafter_called(name)
-        return drafter.gamma or (DEFAULT_GAMMA if drafter.quick else PASSES)
+        drafter = self.get_drafter(name)
+        return drafter.gamma or (DEFAULT_GAMMA if drafter.is_lookup else PASSES)
 
     def _num_draft(self, request: Request, drafter: Drafter) -> int:
         """How many tokens are worth drafting: the target adds one itself, and nobody may outrun a limit."""
@@ -587,7 +587,7 @@ class Engine:
         self.free_slots.append(request.slot)
         request.slot = None
 
-    def _laws(self, draft: Draft, logits: Tensor, sampling: SamplingBatch, b: int) -> dict[str, Tensor]:
+    def _distributions(self, draft: Draft, logits: Tensor, sampling: SamplingBatch, b: int) -> dict[str, Tensor]:
         """p ``[g + 1, V]`` and q ``[g, V]`` at the positions that request b drafted, both over the target's ids."""
         first, last = int(draft.cu[b]), int(draft.cu[b + 1])
         rows = torch.full((last - first + 1,), b, device=logits.device)
@@ -597,8 +597,8 @@ class Engine:
             if draft.prob_row[n] < 0:
                 q[i, draft.tokens[n]] = 1
             else:
-                law = draft.probs[draft.prob_row[n]].to(q)
-                q[i] = law if draft.ids is None else q[i].index_copy(0, draft.ids, law)
+                distribution = draft.probs[draft.prob_row[n]].to(q)
+                q[i] = distribution if draft.ids is None else q[i].index_copy(0, draft.ids, distribution)
         return {"p": p, "q": q}
 
     def _synchronize(self) -> None:

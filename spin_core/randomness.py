@@ -7,7 +7,7 @@ slot or order it is asked for, in torch here as in Triton (``tl.philox``).
 
 The counter of a draw is ``(block, position, purpose, base)``:
 
-``block``     which four entrants of a race, see :func:`race`; 0 for a lone uniform
+``block``     which four entrants of a race, see :func:`exponential_race`; 0 for a lone uniform
 ``position``  absolute index in the sequence (prompt + output) of the token that is being decided
 ``purpose``   DRAFT, ACCEPT or RESIDUAL, so that the three draws a position may need are independent
 ``base``      the committed length when a draft was made: a position drafted again gets fresh noise. The other
@@ -19,7 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-DRAFT = 0     # drawing a token from a drafter's law
+DRAFT = 0     # drawing a token from a drafter's distribution
 ACCEPT = 1    # testing a drafted token
 RESIDUAL = 2  # drawing from the target: residual, bonus, or a plain step
 
@@ -70,19 +70,19 @@ def uniform(seed: Tensor, position: Tensor, purpose: int, base: Tensor | int = 0
     return (word >> 8).to(torch.float32) * 2.0**-24
 
 
-def race(weights: Tensor, seed: Tensor, position: Tensor, purpose: int, base: Tensor | int = 0) -> Tensor:
+def exponential_race(weights: Tensor, seed: Tensor, position: Tensor, purpose: int, base: Tensor | int = 0) -> Tensor:
     """Draw one column per row with probability proportional to its weight.
 
     ``weights [R, V]`` float32 or float64, finite and >= 0, of any positive sum that is a number; ``seed,
     position [R]`` int64; ``base`` an int or ``[R]``. Returns ``[R]`` int64 columns, -1 for a row that has no
-    law (all zero, NaN or infinite): the caller knows whose row it is.
+    distribution (all zero, NaN or infinite): the caller knows whose row it is.
 
     An entrant of weight w gets an exponential time E and the first to arrive, min E / w, wins: P = w / sum w.
     No cumulative sum is formed that could fall short of 1, and a zero weight never arrives. Two rounds, so
     that noise is made for a few hundred entrants instead of V: groups of :data:`GROUP` neighbours race with
     their sums (``block`` g // 4 of group g, word g % 4), then the columns of the winning group among
     themselves (``block`` FINAL + i // 4 of the group's column i). (w_group / sum w) (w / w_group) is the same
-    law. The noise has 32 bits, so each round's probabilities are exact to about 2**-32; what is much rarer
+    distribution. The noise has 32 bits, so each round's probabilities are exact to about 2**-32; what is much rarer
     than that is never drawn.
     """
     columns = weights.shape[-1]

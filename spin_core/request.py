@@ -26,7 +26,7 @@ class SamplingParams:
     means the model's own end-of-text ids; an empty tuple means "never stop on a token". ``stop`` holds strings:
     the text is cut before the first of them. Every random number is a pure function of the seed and the positions
     in the text: with one drafter and gamma, ``seed``, prompt and limits fix a sampled text, whatever else is served.
-    Another drafter or gamma, or a limit that cuts a draft short, draws another text from the same law; a greedy text
+    Another drafter or gamma, or a limit that cuts a draft short, draws another text from the same distribution; a greedy text
     is always the same.
     """
 

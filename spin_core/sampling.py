@@ -1,6 +1,6 @@
-"""From logits to the law a token is drawn from: one path for the target and for every drafter.
+"""From logits to the distribution a token is drawn from: one path for the target and for every drafter.
 
-Speculative decoding is lossless only if q is exactly the law the draft was drawn from, and p exactly the law
+Speculative decoding is lossless only if q is exactly the distribution the draft was drawn from, and p exactly the distribution
 plain decoding would use. Both come from :func:`probabilities`.
 """
 
@@ -30,7 +30,7 @@ class SamplingBatch:
         def column(name: str, dtype: torch.dtype) -> Tensor:
             return torch.tensor([getattr(p, name) for p in params], dtype=dtype, device=device)
 
-        # beyond these the law no longer changes, but in single precision they would be 0 (greedy) or infinite
+        # beyond these the distribution no longer changes, but in single precision they would be 0 (greedy) or infinite
         temperature = [p.temperature and min(max(p.temperature, 1e-30), 1e30) for p in params]
         return SamplingBatch(torch.tensor(temperature, dtype=torch.float64, device=device),
                              column("top_k", torch.int64), column("top_p", torch.float64),
@@ -42,7 +42,7 @@ class SamplingBatch:
 
     @property
     def greedy(self) -> Tensor:
-        """``[B]`` bool: rows whose law is one-hot at the largest logit."""
+        """``[B]`` bool: rows whose distribution is one-hot at the largest logit."""
         return self.temperature == 0
 
     def __len__(self) -> int:
@@ -52,15 +52,15 @@ class SamplingBatch:
 @torch.no_grad()
 def probabilities(logits: Tensor, sampling: SamplingBatch, index: Tensor | None = None, out: Tensor | None = None
                   ) -> Tensor:
-    """The law of the next token, row by row.
+    """The distribution of the next token, row by row.
 
     ``logits [N, V]`` of any float type, with one row of ``sampling`` each -> ``[N, V]`` float32 (float64 for
     float64 logits). ``index [N]`` names the rows of larger ``logits``; ``out [N, V]`` is memory for the
     result. Temperature, then top-k, top-p and min-p as in transformers' warpers, each on what the ones before
     it have left, normalised at the end; a greedy row is one-hot at its first largest logit. Tokens of equal
-    probability share one fate in every filter, so the law does not depend on a sort.
+    probability share one fate in every filter, so the distribution does not depend on a sort.
 
-    A row whose largest logit is not finite (NaN anywhere, +inf, or -inf throughout) has no law: it is NaN.
+    A row whose largest logit is not finite (NaN anywhere, +inf, or -inf throughout) has no distribution: it is NaN.
 
     Raises ValueError if the numbers of rows differ.
     """
@@ -69,22 +69,22 @@ def probabilities(logits: Tensor, sampling: SamplingBatch, index: Tensor | None 
         shape = tuple(logits.shape) if index is None else f"{rows} rows of {tuple(logits.shape)}"
         raise ValueError(f"probabilities: {len(sampling)} sampling rows for logits {shape}")
     dtype = torch.promote_types(logits.dtype, torch.float32)
-    law = torch.empty(rows, logits.shape[1], dtype=dtype, device=logits.device) if out is None else out
+    distribution = torch.empty(rows, logits.shape[1], dtype=dtype, device=logits.device) if out is None else out
     if index is None:
-        law.copy_(logits)
+        distribution.copy_(logits)
     elif logits.dtype == dtype:
-        torch.index_select(logits, 0, index, out=law)
+        torch.index_select(logits, 0, index, out=distribution)
     else:
-        law.copy_(logits[index])
+        distribution.copy_(logits[index])
     greedy = sampling.greedy
     if not greedy.any():
-        return _warp_(law, sampling)
+        return _warp_(distribution, sampling)
     if not greedy.all():
-        law[~greedy] = _warp_(law[~greedy], sampling.rows(~greedy))
-    peak, best = largest(law[greedy])
-    hot = torch.zeros_like(law[greedy]).scatter_(-1, best.unsqueeze(-1), 1.0)
-    law[greedy] = hot.masked_fill_(~peak.isfinite().unsqueeze(-1), torch.nan)
-    return law
+        distribution[~greedy] = _warp_(distribution[~greedy], sampling.rows(~greedy))
+    peak, best = largest(distribution[greedy])
+    hot = torch.zeros_like(distribution[greedy]).scatter_(-1, best.unsqueeze(-1), 1.0)
+    distribution[greedy] = hot.masked_fill_(~peak.isfinite().unsqueeze(-1), torch.nan)
+    return distribution
 
 
 def largest(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from spin_core.draft import Drafter
 from spin_core.draft.catchup import CatchUps, Inline, Job, Worker
 from spin_core.request import Request
-from spin_core.select import AffineCost, Choice, NONE, Outcome, Scored, Seat, Selector, shares
+from spin_core.select import AffineCost, Choice, NONE, Outcome, Scored, RequestView, Selector, shares
 from spin_core.trace import Event
 
 if TYPE_CHECKING:
@@ -99,12 +99,12 @@ class Selection:
                 room[choice.drafter] = left - 1
         request.drafter, request.gamma = choice
 
-    def _seats(self, requests: list[Request], lookups: Sequence[str]) -> list[Seat]:
+    def _seats(self, requests: list[Request], lookups: Sequence[str]) -> list[RequestView]:
         """What the selector may know: among it how many tokens each of ``lookups`` has for a request."""
         most, seats = int(self.selector.gamma.max()), []
         for request in requests:
             last = min(request.remaining, self.engine.max_len - request.length)     # tokens that may still come
-            seats.append(Seat(request.id, len(request.output_ids), request.length, max(0, last - 1),
+            seats.append(RequestView(request.id, len(request.output_ids), request.length, max(0, last - 1),
                               request.drafter if request.id in self.served else None,
                               {name: self._drafter_says(name, lambda d: d.available(request, most), 0)
                                for name in lookups}, self._unread(request)))
@@ -119,7 +119,7 @@ class Selection:
     def _lookups(self) -> list[str]:
         """Those drafters of the pool that look up."""
         pool = self.engine.drafters
-        return [name for name in self.selector.arms if name != NONE and name in pool and pool[name].quick]
+        return [name for name in self.selector.arms if name != NONE and name in pool and pool[name].is_lookup]
 
     def _checked(self, choices: Any, request: Request) -> Choice:
         """The selector's choice, or the last step's where it made none that can be."""
@@ -142,7 +142,7 @@ class Selection:
         because it looks up and has found something."""
         if name in self.engine.retired or self.catch_ups.reading(name, request.slot):
             return False
-        return self._drafter_says(name, lambda d: d.quick or d.missing(request) <= d.reads_along or
+        return self._drafter_says(name, lambda d: d.is_lookup or d.missing(request) <= d.catch_up_threshold or
                                   d.available(request, 1) > 0, False)
 
     def _begin_moves(self, late: list[tuple[Request, Choice]]) -> None:
@@ -162,7 +162,7 @@ class Selection:
         """Have a drafter catch up on those requests that it is not reading already."""
         requests = [r for r in requests if not self.catch_ups.reading(name, r.slot)]
         if requests and name not in self.engine.retired:
-            self.catch_ups.start(name, self.engine.drafter_called(name), requests)
+            self.catch_ups.start(name, self.engine.get_drafter(name), requests)
 
     def _settle(self, jobs: list[Job]) -> None:
         """Book what catch-ups cost, and tell the selector what they found out."""
@@ -230,7 +230,7 @@ class Selection:
     def _misses(self, name: str, request: Request) -> bool:
         """Is there something to read? What a model drafts itself it need not read beforehand."""
         return self._drafter_says(
-            name, lambda d: (d.quick or name != request.drafter) and d.missing(request) > 0, False)
+            name, lambda d: (d.is_lookup or name != request.drafter) and d.missing(request) > 0, False)
 
     # ---- leaving
 
@@ -263,7 +263,7 @@ class Selection:
     def _drafter_says(self, name: str, call: Callable[[Drafter], Any], otherwise: Any) -> Any:
         """What that drafter answers; ``otherwise`` where it raises, which retires it."""
         try:
-            return call(self.engine.drafter_called(name))
+            return call(self.engine.get_drafter(name))
         except Exception as error:
             self.engine.retire(name, error)
             return otherwise

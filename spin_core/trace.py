@@ -22,7 +22,7 @@ class Event:
     stop), and the committed length before it (``context``). ``draft_seconds`` is the pass of the request's drafter,
     ``target_seconds`` the target's forward pass, ``verify_seconds`` accept/reject; all three are shared by the requests
     of the step (``batch`` of them), not split between them. A step with ``emitted`` empty only read a part of a long
-    prompt. ``select_seconds`` is what the selector took since the step before. ``laws`` holds p and q for the widgets, when the engine
+    prompt. ``select_seconds`` is what the selector took since the step before. ``distributions`` holds p and q for the widgets, when the engine
     was asked to record them.
 
     ``draft_began`` and ``target_began`` are when these passes began, on the clock of ``time``; so the schedule of any
@@ -59,7 +59,7 @@ class Event:
     catch_up_seconds: float = 0.0
     reason: str | None = None
     tree: dict | None = None
-    laws: dict | None = field(default=None, repr=False)
+    distributions: dict | None = field(default=None, repr=False)
 
     @property
     def reach(self) -> int:
@@ -89,9 +89,9 @@ class Trace:
         return event
 
     def to_pandas(self) -> pd.DataFrame:
-        """One row per event, without the laws."""
-        rows = [{k: v for k, v in vars(e).items() if k != "laws"} for e in self.events]
-        return pd.DataFrame(rows, columns=[n for n in Event.__dataclass_fields__ if n != "laws"])
+        """One row per event, without the distributions."""
+        rows = [{k: v for k, v in vars(e).items() if k != "distributions"} for e in self.events]
+        return pd.DataFrame(rows, columns=[n for n in Event.__dataclass_fields__ if n != "distributions"])
 
     def to_parquet(self, path: str | Path) -> None:
         pq.write_table(pa.Table.from_pandas(self.to_pandas(), preserve_index=False), path)

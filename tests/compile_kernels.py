@@ -54,9 +54,9 @@ def verify() -> None:
 
     vocab, two = 49152, torch.tensor([0, 0])
     sampling = SamplingBatch.from_params([SamplingParams(temperature=1.0)] * 2)
-    laws = torch.full((2, 30000), 1 / 30000)
-    soft = Draft(two, torch.arange(3), laws, torch.arange(2))
-    subset = Draft(two, torch.arange(3), laws.bfloat16(), torch.arange(2), torch.arange(30000))
+    distributions = torch.full((2, 30000), 1 / 30000)
+    soft = Draft(two, torch.arange(3), distributions, torch.arange(2))
+    subset = Draft(two, torch.arange(3), distributions.bfloat16(), torch.arange(2), torch.arange(30000))
     for dtype, draft, progress in ((torch.bfloat16, soft, True), (torch.float32, soft, False),
                                    (torch.float16, Draft(two, torch.arange(3)), True),
                                    (torch.bfloat16, subset, True)):

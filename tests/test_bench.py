@@ -141,7 +141,7 @@ def test_a_peer_that_fails_is_left_out_and_named():
     here = [peers.Contender(peers.BASELINE, lambda prompts: [[1, 2]] * len(prompts)), peers.Contender("odd", broken),
             peers.Contender("slow", lambda prompts: [[1]], only="b")]
     # one round, however little time there is
-    peers.race(here, {"a": [[1]], "b": [[2]]}, [[3]], GREEDY, 0.0, notes)
+    peers.compare(here, {"a": [[1]], "b": [[2]]}, [[3]], GREEDY, 0.0, notes)
     assert [c.name for c in here] == [peers.BASELINE, "slow"]
     assert set(here[0].cells) == {(0, "a"), (0, "b")} and set(here[1].cells) == {(0, "b")}
     assert "odd did not run here: RuntimeError: no kernel" in notes[0]
@@ -185,13 +185,13 @@ class Clock:
 def test_a_round_that_breaks_off_leaves_those_before_it(error):
     here = [peers.Contender(peers.BASELINE, Clock(6, error))]       # a warm-up, two rounds and half of the third
     with pytest.raises(error, match="enough"):
-        peers.race(here, {"a": [[1]], "b": [[2]]}, [[3]], GREEDY, float("inf"), [])
+        peers.compare(here, {"a": [[1]], "b": [[2]]}, [[3]], GREEDY, float("inf"), [])
     assert list(here[0].cells) == [(0, "a"), (0, "b"), (1, "a"), (1, "b")]
 
 
 def run_to(breaks: list[tuple[int, type[BaseException]]], monkeypatch) -> Report:
     """A run of three cases; those that break do so after so many whole rounds."""
-    def race(here, prompts, before, params, stop, notes):
+    def compare(here, prompts, before, params, stop, notes):
         rounds, error = todo.pop(0)
         here[:] = [contender(name, 10.0, rounds=rounds, ours=False)
                    for name in (peers.BASELINE, peers.PLAIN, peers.FIXED, peers.SPIN)]
@@ -204,7 +204,7 @@ def run_to(breaks: list[tuple[int, type[BaseException]]], monkeypatch) -> Report
     monkeypatch.setattr("spin_core.zoo.load", lambda *_, **__: SimpleNamespace(encode=lambda messages: [1]))
     monkeypatch.setattr("spin_core.workloads.load_workload", lambda *_, limit: [SimpleNamespace(messages="x")] * limit)
     monkeypatch.setattr(peers, "field_of", lambda *_: [])
-    monkeypatch.setattr(peers, "race", race)
+    monkeypatch.setattr(peers, "compare", compare)
     monkeypatch.setattr(peers, "ceilings", lambda batch: [{"contender": "ceiling"}])
     parser = ArgumentParser()
     peers.add_arguments(parser)
@@ -266,7 +266,7 @@ def test_everybody_takes_part_on_a_tiny_family(family):
         notes = []
         here = peers.field_of(family, batch, 0.0, args)
         here = [c for c in here if c.name not in (peers.CONTINUOUS, peers.FLASHSPEC)]
-        peers.race(here, prompts, [[3]], GREEDY, 0.0, notes)
+        peers.compare(here, prompts, [[3]], GREEDY, 0.0, notes)
         rows = [peers.row(c, here[0], 0.0) for c in here]
         assert not notes and all(row["same_text"] == 1 for row in rows)
         names = [row["contender"] for row in rows]

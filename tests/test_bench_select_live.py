@@ -12,7 +12,7 @@ from spin_core.lab.bench import select_live as bench
 @pytest.fixture(scope="module")
 def report():
     prompts = [[i, 4, i, 5] * (i % 3 + 1) for i in range(6)]
-    return bench.race(tiny.family(torch.float32), prompts, ["near", "ngram", "ngram+near"], ["spin", "spin-full"], [2, 4], 3,
+    return bench.compare(tiny.family(torch.float32), prompts, ["near", "ngram", "ngram+near"], ["spin", "spin-full"], [2, 4], 3,
                       2, 12)
 
 

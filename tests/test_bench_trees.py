@@ -38,9 +38,9 @@ def test_every_part_has_its_rows(report):
 
 
 def test_match_rates_rise_with_k_and_bars_are_the_rows(report):
-    for law in ("greedy", "sampled"):
+    for distribution in ("greedy", "sampled"):
         for name in ("near", "subset"):
-            rates = [r["measured"] for r in report.rows if r["part"].startswith("1") and r["law"] == law and
+            rates = [r["measured"] for r in report.rows if r["part"].startswith("1") and r["law"] == distribution and
                      r["drafter"] == name]
             assert rates == sorted(rates) and rates[-1] <= 1
     merged = {(r["at"], r["drafter"]): r["measured"] for r in report.rows if r["part"].startswith("merged")}

@@ -1,6 +1,6 @@
-"""The law of the whole engine, end to end: enumerated with the unmodified model, against many seeds (rule 6).
+"""The distribution of the whole engine, end to end: enumerated with the unmodified model, against many seeds (rule 6).
 
-Vocabularies are so small that the probability of every text of three tokens can be written down. The target's law comes
+Vocabularies are so small that the probability of every text of three tokens can be written down. The target's distribution comes
 from the model library's own forward pass and its own logit warpers.
 """
 
@@ -28,7 +28,7 @@ FILTERED = SamplingParams(temperature=1.4, top_p=0.85, max_new_tokens=LENGTH)
 
 @lru_cache
 def family() -> tiny.TinyFamily:
-    """Target and drafters of one layer, with laws that differ: peaked, but no token impossible."""
+    """Target and drafters of one layer, with distributions that differ: peaked, but no token impossible."""
     target, other = (tiny.llama(seed, layers=1, vocab=VOCAB, initializer_range=0.15) for seed in (0, 1))
     ids = torch.tensor([0, 1, 3, 4])
     drafters = [tiny.TinyDrafter("other", other), tiny.TinyDrafter("subset", tiny.subset(other, ids), ids),
@@ -36,7 +36,7 @@ def family() -> tiny.TinyFamily:
     return tiny.TinyFamily(target, {d.name: d for d in drafters}, VOCAB, stop_ids=())
 
 
-def law(params: SamplingParams) -> dict[tuple[int, ...], float]:
+def distribution(params: SamplingParams) -> dict[tuple[int, ...], float]:
     """The probability of every text of LENGTH tokens."""
     texts = list(itertools.product(range(VOCAB), repeat=LENGTH))
     with torch.inference_mode():
@@ -77,9 +77,9 @@ def p_value(seen: Counter, expected: dict[tuple[int, ...], float]) -> float:
 
 def test_the_enumeration_is_a_law_and_the_filter_filters():
     for params in (PLAIN, FILTERED):
-        assert sum(law(params).values()) == pytest.approx(1)
-    assert min(law(PLAIN).values()) > 0
-    assert sum(p == 0 for p in law(FILTERED).values()) > 50
+        assert sum(distribution(params).values()) == pytest.approx(1)
+    assert min(distribution(PLAIN).values()) > 0
+    assert sum(p == 0 for p in distribution(FILTERED).values()) > 50
 
 
 @pytest.mark.parametrize("drafter, gamma, params, count", [
@@ -89,7 +89,7 @@ def test_the_enumeration_is_a_law_and_the_filter_filters():
     ids=["another model", "subset vocabulary, top-p", "prompt lookup", "near model, top-p", "plain", "sparse cache",
          "self-speculation, top-p", "vote"])
 def test_the_engines_texts_follow_the_targets_law(drafter, gamma, params, count):
-    assert p_value(texts(drafter, gamma, params, count), law(params)) > 1e-3
+    assert p_value(texts(drafter, gamma, params, count), distribution(params)) > 1e-3
 
 
 def test_texts_follow_the_targets_law_under_spin_whoever_drafts():
@@ -97,12 +97,12 @@ def test_texts_follow_the_targets_law_under_spin_whoever_drafts():
     # left to itself it would soon draft no more: models so small are fastest alone
     exploring = make("spin", arms, gamma=2, explore=8, first=1, growth=1.0)
     engine = Engine(family(), selector=exploring, max_batch=256, max_len=16, pipeline="off")
-    assert p_value(texts("spin", 2, PLAIN, 2_000, engine), law(PLAIN)) > 1e-3
+    assert p_value(texts("spin", 2, PLAIN, 2_000, engine), distribution(PLAIN)) > 1e-3
     assert {e.drafter for e in engine.trace.events if e.kind == "step" and e.drafted} == {*arms}
 
 
 class Liar(ModelDrafter):
-    """Draws from one law and reports another: what rule 1 forbids."""
+    """Draws from one distribution and reports another: what rule 1 forbids."""
 
     def propose(self, requests, counts):
         draft = super().propose(requests, counts)
@@ -116,4 +116,4 @@ def test_a_drafter_that_lies_about_its_law_is_caught():
     """The test above has power: this bias it sees with a fifth of the seeds."""
     engine = Engine(family(), "other", 2, max_batch=256, max_len=16)
     engine.drafters["other"] = Liar(family().drafters["other"], 256, 16, VOCAB)
-    assert p_value(texts("other", 2, PLAIN, 4_000, engine), law(PLAIN)) < 1e-6
+    assert p_value(texts("other", 2, PLAIN, 4_000, engine), distribution(PLAIN)) < 1e-6

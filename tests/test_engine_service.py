@@ -222,7 +222,7 @@ def test_where_warnings_are_errors_a_drafter_that_raises_costs_no_token(pipeline
     """The warning raises in the midst of a step: what the step has brought is kept, who has finished has left."""
     engine = Engine(tiny.family(), "near", 3, max_batch=6, pipeline=pipeline)
     for name, bad in (("near", 3), ("subset", 2)):
-        drafter, calls = engine.drafter_called(name), []
+        drafter, calls = engine.get_drafter(name), []
 
         def failing(*args, propose=drafter.propose, calls=calls, bad=bad):
             calls.append(args)

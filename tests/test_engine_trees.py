@@ -1,4 +1,4 @@
-"""Trees through the whole engine: greedy text equals plain decoding, and the law of sampled text is the target's."""
+"""Trees through the whole engine: greedy text equals plain decoding, and the distribution of sampled text is the target's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_engine_law import FILTERED, PLAIN, VOCAB, family, law, p_value, texts
+from test_engine_law import FILTERED, PLAIN, VOCAB, family, distribution, p_value, texts
 
 from spin_core.draft.tree import depths
 from spin_core.engine import Engine
@@ -89,13 +89,13 @@ def test_a_chain_shaped_tree_drafts_and_decides_as_the_chain(drawing):
     ("tree:other:2,2:naive", FILTERED, 1_200)])
 def test_the_law_of_the_engine_with_trees(name, params, count):
     name = name.replace("::", ":without_replacement:")
-    assert p_value(texts(name, 2, params, count), law(params)) > 1e-3
+    assert p_value(texts(name, 2, params, count), distribution(params)) > 1e-3
 
 
 def test_a_tree_that_lies_about_its_law_is_caught():
     """The test above has power."""
     engine = Engine(family(), "tree:other:2,1", 2, max_batch=256, max_len=16)
-    drafter = engine.drafter_called("tree:other:2,1")
+    drafter = engine.get_drafter("tree:other:2,1")
     honest = drafter.propose
 
     def propose(requests, counts):
@@ -105,7 +105,7 @@ def test_a_tree_that_lies_about_its_law_is_caught():
         return tree
 
     drafter.propose = propose
-    assert p_value(texts("tree:other:2,1", 2, PLAIN, 2_000, engine), law(PLAIN)) < 1e-4
+    assert p_value(texts("tree:other:2,1", 2, PLAIN, 2_000, engine), distribution(PLAIN)) < 1e-4
 
 
 @pytest.mark.parametrize("name, why", [

@@ -1,4 +1,4 @@
-"""The bits are Philox's, the draws follow their laws, and nothing but their counters matters."""
+"""The bits are Philox's, the draws follow their distributions, and nothing but their counters matters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from spin_core import randomness
-from spin_core.randomness import ACCEPT, DRAFT, RESIDUAL, philox, race, uniform
+from spin_core.randomness import ACCEPT, DRAFT, RESIDUAL, philox, exponential_race, uniform
 
 WORD = 2**32 - 1
 
@@ -150,7 +150,7 @@ def test_race_is_the_exponential_race(columns):
     seed = torch.randint(0, 2**62, (64,), generator=generator)
     position = torch.randint(0, 9999, (64,), generator=generator)
     base = torch.randint(0, 9999, (64,), generator=generator)
-    won = race(weights, seed, position, DRAFT, base)
+    won = exponential_race(weights, seed, position, DRAFT, base)
     compared = 0
     for r in range(64):
         winner, lead = plain_race(weights[r].tolist(), int(seed[r]), int(position[r]), DRAFT, int(base[r]))
@@ -168,14 +168,14 @@ def race_p_value(weights: torch.Tensor, draws: int, cells: torch.Tensor | None =
     seen = torch.zeros(columns, dtype=torch.int64)
     for start in range(0, draws, chunk):
         seed = torch.arange(start, min(start + chunk, draws))
-        tokens = race(weights.expand(len(seed), -1), seed, torch.full_like(seed, 3), RESIDUAL)
+        tokens = exponential_race(weights.expand(len(seed), -1), seed, torch.full_like(seed, 3), RESIDUAL)
         seen += tokens.bincount(minlength=columns)
     assert not seen[weights == 0].any()
     observed = torch.zeros(int(cells.max()) + 1, dtype=torch.int64).index_add(0, cells, seen)
-    law = torch.zeros(len(observed), dtype=torch.float64).index_add(0, cells, weights.double())
-    law /= law.sum()
-    keep = law > 0
-    return stats.chisquare(observed[keep].numpy(), (law[keep] * draws).numpy()).pvalue
+    distribution = torch.zeros(len(observed), dtype=torch.float64).index_add(0, cells, weights.double())
+    distribution /= distribution.sum()
+    keep = distribution > 0
+    return stats.chisquare(observed[keep].numpy(), (distribution[keep] * draws).numpy()).pvalue
 
 
 @pytest.mark.parametrize("weights", [
@@ -195,7 +195,7 @@ def test_the_chi_square_would_notice_a_bias():
     weights = torch.tensor([0.5, 0.25, 0.125, 0.125])
     seed = torch.arange(100_000)
     biased = weights * torch.tensor([1.0, 1.05, 1.0, 1.0])
-    tokens = race(biased.expand(100_000, -1), seed, seed * 0, RESIDUAL)
+    tokens = exponential_race(biased.expand(100_000, -1), seed, seed * 0, RESIDUAL)
     expected = (weights.double() * 100_000).numpy()
     assert stats.chisquare(tokens.bincount(minlength=4).numpy(), expected).pvalue < 1e-7
 
@@ -216,7 +216,7 @@ tiny = st.sampled_from([0.0, 1e-45, 3e-45, 1e-40, 1.2e-38, 1e-30, 1e-9, 0.5, 1.0
 def test_a_zero_weight_never_wins(rows, seed):
     weights = torch.tensor(rows, dtype=torch.float32)
     n = len(rows)
-    tokens = race(weights, torch.arange(n) + seed, torch.arange(n), RESIDUAL)
+    tokens = exponential_race(weights, torch.arange(n) + seed, torch.arange(n), RESIDUAL)
     for row, token in zip(weights, tokens.tolist()):
         if row.any():
             assert row[token] > 0
@@ -231,7 +231,7 @@ def test_a_zero_weight_never_wins_at_the_ends_of_the_noise(monkeypatch, words):
         for weight in (1e-45, 1.0, 3e38):
             weights = torch.zeros(1, 130)
             weights[0, i] = weight
-            assert race(weights, torch.tensor([0]), torch.tensor([0]), DRAFT).tolist() == [i]
+            assert exponential_race(weights, torch.tensor([0]), torch.tensor([0]), DRAFT).tolist() == [i]
 
 
 def test_rows_without_a_law_are_reported_and_harm_nobody():
@@ -239,14 +239,14 @@ def test_rows_without_a_law_are_reported_and_harm_nobody():
     weights = torch.cat([torch.zeros(1, 10), good, torch.full((1, 10), torch.nan), good[:1].clone()])
     weights[5, 7] = torch.inf
     seed, position = torch.arange(6), torch.arange(6) + 20
-    tokens = race(weights, seed, position, RESIDUAL)
+    tokens = exponential_race(weights, seed, position, RESIDUAL)
     assert tokens[[0, 4, 5]].tolist() == [-1, -1, -1]
-    assert torch.equal(tokens[1:4], race(good, seed[1:4], position[1:4], RESIDUAL))
+    assert torch.equal(tokens[1:4], exponential_race(good, seed[1:4], position[1:4], RESIDUAL))
 
 
 def test_no_rows():
     none = torch.zeros(0, dtype=torch.int64)
-    assert race(torch.zeros(0, 5), none, none, DRAFT).shape == (0,)
+    assert exponential_race(torch.zeros(0, 5), none, none, DRAFT).shape == (0,)
     assert uniform(none, none, ACCEPT).shape == (0,)
 
 
@@ -260,5 +260,5 @@ def test_draws_do_not_depend_on_the_rows_beside_them(data):
     position, base = torch.arange(n) * 5, torch.arange(n) * 3
     chosen = torch.tensor(data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=n)))
     args = seed[chosen], position[chosen], DRAFT, base[chosen]
-    assert torch.equal(race(weights, seed, position, DRAFT, base)[chosen], race(weights[chosen], *args))
+    assert torch.equal(exponential_race(weights, seed, position, DRAFT, base)[chosen], exponential_race(weights[chosen], *args))
     assert torch.equal(uniform(seed, position, DRAFT, base)[chosen], uniform(*args))

@@ -1,4 +1,4 @@
-"""The embedded family end to end: greedy texts against the library's own, and the law against chi-square."""
+"""The embedded family end to end: greedy texts against the library's own, and the distribution against chi-square."""
 
 import numpy as np
 import pytest
@@ -73,19 +73,19 @@ def first_tokens(family, count: int, tokens: int = 2) -> np.ndarray:
 
 
 def exact_law(family, ids: list[int]) -> np.ndarray:
-    """The target's next-token law behind ``ids`` by the library's own forward pass, float64."""
+    """The target's next-token distribution behind ``ids`` by the library's own forward pass, float64."""
     with torch.inference_mode():
         logits = family.target(input_ids=torch.tensor([ids])).logits[0, -1].double()
     kept, index = logits.topk(PARAMS.top_k)
-    law = torch.zeros_like(logits)
-    law[index] = kept.softmax(-1)
-    return law.numpy()
+    distribution = torch.zeros_like(logits)
+    distribution[index] = kept.softmax(-1)
+    return distribution.numpy()
 
 
-def chi_square(tokens: np.ndarray, law: np.ndarray) -> float:
-    """p-value of ``tokens`` under ``law``; tokens expected fewer than five times are counted as one."""
-    counts, expected = np.bincount(tokens, minlength=len(law)), law * len(tokens)
-    assert counts[law == 0].sum() == 0
+def chi_square(tokens: np.ndarray, distribution: np.ndarray) -> float:
+    """p-value of ``tokens`` under ``distribution``; tokens expected fewer than five times are counted as one."""
+    counts, expected = np.bincount(tokens, minlength=len(distribution)), distribution * len(tokens)
+    assert counts[distribution == 0].sum() == 0
     big = expected >= 5
     observed = np.append(counts[big], counts[~big].sum())
     expected = np.append(expected[big], expected[~big].sum())
@@ -103,7 +103,7 @@ def test_the_law_of_two_drafted_tokens(smollm2):
 
 
 def test_the_chi_square_catches_a_wrong_q(smollm2, monkeypatch):
-    """The same test must fail when the drafter hands the verifier another law than it drew from."""
+    """The same test must fail when the drafter hands the verifier another distribution than it drew from."""
     propose = ModelDrafter.propose
 
     def understated(self, requests, counts):

@@ -1,4 +1,4 @@
-"""The law is transformers' law, row by row, whatever the rows beside it."""
+"""The distribution is transformers' distribution, row by row, whatever the rows beside it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FILTERS = [
 
 
 def warped(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Transformers' own law for one row of logits ``[V]``."""
+    """Transformers' own distribution for one row of logits ``[V]``."""
     scores = TemperatureLogitsWarper(params.temperature)(None, logits.unsqueeze(0))
     if params.top_k:
         scores = TopKLogitsWarper(params.top_k)(None, scores)
@@ -33,7 +33,7 @@ def warped(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     return scores.softmax(-1).squeeze(0)
 
 
-def law(logits: torch.Tensor, *params: SamplingParams) -> torch.Tensor:
+def distribution(logits: torch.Tensor, *params: SamplingParams) -> torch.Tensor:
     return probabilities(logits, SamplingBatch.from_params(list(params)))
 
 
@@ -51,8 +51,8 @@ def test_law_equals_transformers_warpers(filters, temperature):
     for columns in (3, 50, 1000):
         logits = random_logits(20, columns, seed=columns)
         expected = torch.stack([warped(row, params) for row in logits])
-        torch.testing.assert_close(law(logits, *[params] * 20), expected, rtol=1e-12, atol=1e-15)
-        single = law(logits.float(), *[params] * 20)
+        torch.testing.assert_close(distribution(logits, *[params] * 20), expected, rtol=1e-12, atol=1e-15)
+        single = distribution(logits.float(), *[params] * 20)
         assert single.dtype == torch.float32
         torch.testing.assert_close(single, expected.float(), rtol=2e-5, atol=1e-7)
 
@@ -63,7 +63,7 @@ def test_law_over_real_vocabularies(columns, temperature):
     logits = random_logits(1, columns, seed=0)
     for filters in (dict(), dict(top_k=50, top_p=0.9), dict(top_p=0.95), dict(min_p=0.01)):
         params = SamplingParams(temperature=temperature, **filters)
-        torch.testing.assert_close(law(logits, params)[0], warped(logits[0], params), rtol=1e-9, atol=1e-15)
+        torch.testing.assert_close(distribution(logits, params)[0], warped(logits[0], params), rtol=1e-9, atol=1e-15)
 
 
 @given(st.lists(st.integers(-2, 2) | st.just(-10**9), min_size=1, max_size=12), st.sampled_from(FILTERS))
@@ -74,7 +74,7 @@ def test_ties_share_one_fate(scores, filters):
     if not logits.isfinite().any():
         return
     params = SamplingParams(temperature=1.0, **filters)
-    p = law(logits.unsqueeze(0), params)[0]
+    p = distribution(logits.unsqueeze(0), params)[0]
     reference = warped(logits, params)
     lowest = logits[reference > 0].min()
     assert torch.equal(p > 0, (logits >= lowest) & logits.isfinite())
@@ -88,7 +88,7 @@ def test_ties_share_one_fate(scores, filters):
 def test_the_nucleus_in_figures():
     logits = torch.tensor([[0.5, 0.25, 0.15, 0.1]], dtype=torch.float64).log()
     for top_p, kept in ((0.4, 1), (0.6, 2), (0.8, 3), (0.95, 4)):
-        p = law(logits, SamplingParams(temperature=1.0, top_p=top_p))
+        p = distribution(logits, SamplingParams(temperature=1.0, top_p=top_p))
         expected = logits.exp() * (torch.arange(4) < kept)
         torch.testing.assert_close(p, expected / expected.sum())
 
@@ -96,14 +96,14 @@ def test_the_nucleus_in_figures():
 def test_a_later_filter_sees_what_the_earlier_ones_left():
     """Of .4 .3 .2 .1, top-k 2 leaves .571 .429: one token now reaches top_p .5, which needs two without."""
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]], dtype=torch.float64).log()
-    both = law(logits, SamplingParams(temperature=1.0, top_k=2, top_p=0.5))
+    both = distribution(logits, SamplingParams(temperature=1.0, top_k=2, top_p=0.5))
     assert both.tolist() == [[1, 0, 0, 0]]
-    assert int((law(logits, SamplingParams(temperature=1.0, top_p=0.5)) > 0).sum()) == 2
+    assert int((distribution(logits, SamplingParams(temperature=1.0, top_p=0.5)) > 0).sum()) == 2
 
 
 def test_greedy_rows_are_one_hot_at_the_first_largest_logit():
     logits = torch.tensor([[1.0, 3.0, 3.0], [-torch.inf, -5.0, -6.0]])
-    p = law(logits, SamplingParams(top_k=2, top_p=0.5, min_p=0.5), SamplingParams())
+    p = distribution(logits, SamplingParams(top_k=2, top_p=0.5, min_p=0.5), SamplingParams())
     assert p.tolist() == [[0, 1, 0], [0, 1, 0]]
 
 
@@ -111,7 +111,7 @@ def test_greedy_rows_are_one_hot_at_the_first_largest_logit():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_vanishing_temperature_is_greedy(temperature, dtype):
     logits = torch.tensor([[40.0, 39.0, -1e4], [-3.0, -2.0, -torch.inf]], dtype=dtype)
-    p = law(logits, *[SamplingParams(temperature=temperature)] * 2)
+    p = distribution(logits, *[SamplingParams(temperature=temperature)] * 2)
     assert p.tolist() == [[1, 0, 0], [0, 1, 0]]
 
 
@@ -119,7 +119,7 @@ def test_a_vanishing_temperature_is_greedy(temperature, dtype):
 def test_half_precision_logits_are_read_exactly(dtype):
     logits = random_logits(4, 100, seed=0, dtype=dtype)
     params = [SamplingParams(temperature=0.7, top_p=0.9)] * 3 + [SamplingParams()]
-    assert torch.equal(law(logits, *params), law(logits.float(), *params))
+    assert torch.equal(distribution(logits, *params), distribution(logits.float(), *params))
 
 
 def test_rows_without_a_law_are_nan_and_harm_nobody():
@@ -129,9 +129,9 @@ def test_rows_without_a_law_are_nan_and_harm_nobody():
     bad = torch.stack([torch.full((8,), -torch.inf), good[1], good[2]]).double()
     bad[1, 5], bad[2, 2] = torch.nan, torch.inf
     for row in bad:
-        mixed = law(torch.cat([row.expand(4, -1), good]), *params, *params)
+        mixed = distribution(torch.cat([row.expand(4, -1), good]), *params, *params)
         assert mixed[:4].isnan().all()
-        assert torch.equal(mixed[4:], law(good, *params))
+        assert torch.equal(mixed[4:], distribution(good, *params))
 
 
 row_params = st.builds(SamplingParams, temperature=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
@@ -152,8 +152,8 @@ def test_a_law_does_not_depend_on_the_rows_beside_it(params, data):
 def test_the_logits_are_left_as_they_were():
     logits = random_logits(3, 50, seed=1, dtype=torch.float32)
     before = logits.clone()
-    law(logits, SamplingParams(), SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_k=2))
-    law(logits, *[SamplingParams(temperature=1.0, top_k=2, top_p=0.5, min_p=0.1)] * 3)
+    distribution(logits, SamplingParams(), SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_k=2))
+    distribution(logits, *[SamplingParams(temperature=1.0, top_k=2, top_p=0.5, min_p=0.1)] * 3)
     assert torch.equal(logits, before)
 
 
@@ -171,4 +171,4 @@ def test_sampling_batch_carries_every_parameter():
 
 def test_rows_must_match():
     with pytest.raises(ValueError, match=r"1 sampling rows for logits \(2, 5\)"):
-        law(torch.zeros(2, 5), SamplingParams())
+        distribution(torch.zeros(2, 5), SamplingParams())

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import test_engine_law as law
+import test_engine_law as distribution
 import test_engine_service
 import tiny
 from hypothesis import given, settings, strategies as st
@@ -131,10 +131,10 @@ def test_no_policy_changes_a_greedy_text(policy, script, capacities, fast, seed,
 
 def test_the_law_of_sampled_texts_is_the_targets_under_random_switching():
     selector = Restless(["other", "subset", "near", "ngram", "ngram+other"], gamma=2, probes=0.1)
-    engine = Engine(law.family(), max_batch=256, max_len=16, selector=selector)
-    params = [law.PLAIN.with_(seed=s) for s in range(5000)]
-    seen = Counter(tuple(r.output_ids) for r in engine.generate([law.PROMPT] * len(params), params))
-    assert law.p_value(seen, law.law(law.PLAIN)) > 1e-3
+    engine = Engine(distribution.family(), max_batch=256, max_len=16, selector=selector)
+    params = [distribution.PLAIN.with_(seed=s) for s in range(5000)]
+    seen = Counter(tuple(r.output_ids) for r in engine.generate([distribution.PROMPT] * len(params), params))
+    assert distribution.p_value(seen, distribution.distribution(distribution.PLAIN)) > 1e-3
     drafted = Counter(e.drafter for e in steps(engine) if e.drafted)
     assert min(drafted.values()) > 200 and len(drafted) == 5
     assert 0 < engine.trace.metrics()["acceptance_rate"] < 1
@@ -208,7 +208,7 @@ def test_reading_along_says_what_the_drafter_would_have_drafted(fast):
 def first_hits(name: str, request, family: tiny.TinyFamily | None = None) -> list[float | None]:
     """Asked before every token of the output, would that drafter have said it? None: it says nothing."""
     engine = Engine(family or tiny.family(), name, max_batch=1)
-    drafter, grows, out = engine.drafter_called(name), request.snapshot(), []
+    drafter, grows, out = engine.get_drafter(name), request.snapshot(), []
     grows.output_ids, grows.slot = [], 0
     for token in request.output_ids:
         room = drafter.max_context - grows.length

@@ -87,11 +87,11 @@ def test_a_trace_survives_parquet(tmp_path):
 
 
 def test_the_engines_trace_survives_parquet_laws_aside(tmp_path):
-    engine = Engine(tiny.family(), "near", 3, record_laws=True)
+    engine = Engine(tiny.family(), "near", 3, record_probs=True)
     engine.generate([[1, 2, 4], [5]], SamplingParams(max_new_tokens=6))
     engine.trace.to_parquet(tmp_path / "trace.parquet")
     back = pd.read_parquet(tmp_path / "trace.parquet")
-    assert "laws" not in back.columns and metrics(back) == engine.trace.metrics()
+    assert "distributions" not in back.columns and metrics(back) == engine.trace.metrics()
 
 
 def test_events_are_in_the_order_of_their_times():
@@ -119,14 +119,14 @@ def test_recorded_laws_are_p_and_q_of_every_position():
     """For the widgets: over the target's ids, greedy and sampled, with a subset vocabulary."""
     family = tiny.family()
     source = family.drafters["subset"]
-    engine = Engine(family, "subset", 3, record_laws=True)
+    engine = Engine(family, "subset", 3, record_probs=True)
     params = [SamplingParams(max_new_tokens=8, temperature=t, seed=2) for t in (0.0, 0.8)]
     engine.generate([[1, 2, 4], [5, 6]], params)
     prompts = {e.request: p for e, p in zip(engine.trace.events, [[1, 2, 4], [5, 6]])}
     texts = dict(prompts)
     checked = 0
     for event in (e for e in engine.trace.events if e.kind == "step"):
-        p, q = event.laws["p"], event.laws["q"]
+        p, q = event.distributions["p"], event.distributions["q"]
         assert p.shape == (len(event.drafted) + 1, tiny.VOCAB) and q.shape == (len(event.drafted), tiny.VOCAB)
         assert torch.allclose(p.sum(-1), torch.ones(()).double())
         greedy = event.request == min(prompts)

@@ -18,9 +18,9 @@ class Draft:
 
     ``tokens [N]`` int64, target ids.
     ``cu [B+1]`` int64, cumulative numbers of drafted tokens; a request may draft none.
-    ``probs [S, Vd]`` the laws the sampled tokens were drawn from, exactly; None when every row is one-hot.
+    ``probs [S, Vd]`` the distributions the sampled tokens were drawn from, exactly; None when every row is one-hot.
     ``prob_row [N]`` int64, the row of ``probs`` of each token, or -1 where the token is deterministic given the
-    past (argmax, n-gram): its law is then one-hot, whatever scores led to it.
+    past (argmax, n-gram): its distribution is then one-hot, whatever scores led to it.
     ``ids [Vd]`` int64, ascending target ids of the draft vocabulary; None when it is the target's own.
     Outside ``ids`` q is zero.
     """
@@ -91,9 +91,9 @@ class Drafter(ABC):
 
     name: str
     max_context: int
-    reads_along: int = 16       # missing tokens that make a ``propose`` hardly dearer: no need to catch up first
+    catch_up_threshold: int = 16       # missing tokens that make a ``propose`` hardly dearer: no need to catch up first
     gamma: int | None = None    # drafted tokens per step where nobody asks for another number; None: the engine's default
-    quick: bool = False         # it looks up: reading and drafting cost next to nothing
+    is_lookup: bool = False         # it looks up: reading and drafting cost next to nothing
 
     @abstractmethod
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
@@ -120,7 +120,7 @@ class NullDrafter(Drafter):
     """Proposes nothing: the engine then decodes plainly, one token per step."""
 
     name = "none"
-    max_context, quick = 2**31, True
+    max_context, is_lookup = 2**31, True
 
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
         return Draft.empty(len(requests))

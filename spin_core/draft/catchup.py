@@ -133,7 +133,7 @@ class CatchUps:
     def start(self, name: str, drafter: Drafter, requests: list[Request]) -> None:
         job = Job(name, drafter, requests)
         self.jobs.append(job)
-        if drafter.quick:
+        if drafter.is_lookup:
             job.run()
         else:
             self.executor.submit(job)

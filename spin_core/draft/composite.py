@@ -20,14 +20,14 @@ class CompositeDrafter(Drafter):
     """
 
     max_context = 2**31
-    reads_along = 64        # its model falls behind while lookup serves
+    catch_up_threshold = 64        # its model falls behind while lookup serves
 
     def __init__(self, lookup: Drafter, fallback: Drafter) -> None:
         if tree := next((d for d in (lookup, fallback) if isinstance(d, TreeDrafter)), None):
             raise ValueError(f"a composition is of chains, not of {tree.name}; lookups can be members of the tree")
         self.name = f"{lookup.name}+{fallback.name}"
         self.lookup, self.fallback = lookup, fallback
-        self.quick = fallback.quick
+        self.is_lookup = fallback.is_lookup
 
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
         found = self.lookup.propose(requests, counts)

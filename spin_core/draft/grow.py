@@ -14,7 +14,7 @@ from torch import Tensor
 from spin_core.draft.base import Drafter
 from spin_core.draft.model import ModelDrafter
 from spin_core.draft.shape import Shape
-from spin_core.randomness import DRAFT, race
+from spin_core.randomness import DRAFT, exponential_race
 from spin_core.request import Request
 from spin_core.sampling import SamplingBatch, probabilities
 
@@ -27,7 +27,7 @@ _PLACE = 20             # bits that the committed length has in the noise's base
 class Grown:
     """One request's tree from one drafter.
 
-    ``tokens``, ``parents``: its nodes, level by level. ``proposals``: (node, row of the laws or -1) in the order they
+    ``tokens``, ``parents``: its nodes, level by level. ``proposals``: (node, row of the distributions or -1) in the order they
     were drawn; a node that was drawn twice is proposed twice.
     """
 
@@ -38,7 +38,7 @@ class Grown:
 
 def grow(drafter: ModelDrafter, requests: list[Request], shapes: list[Shape], drawing: str, first_place: int = 0
          ) -> tuple[list[Grown], Tensor | None]:
-    """Trees of the given ``shapes`` behind each request's committed text, and the laws ``[S, Vd]`` of sampled nodes.
+    """Trees of the given ``shapes`` behind each request's committed text, and the distributions ``[S, Vd]`` of sampled nodes.
 
     Greedy requests have their likeliest children, one-hot, whatever the ``drawing``; for sampling ones it says how
     siblings are drawn: "independent", "without_replacement", "top_k", or "naive", which is independent drawing handed
@@ -49,7 +49,7 @@ def grow(drafter: ModelDrafter, requests: list[Request], shapes: list[Shape], dr
     grown = [Grown() for _ in requests]
     spot: list[dict[int, int]] = [{-1: -1} for _ in requests]       # node of the shape -> node of the tree
     read: list[list[int]] = [[] for _ in requests]                  # nodes in the cache behind the text, in its order
-    laws: list[Tensor] = []
+    distributions: list[Tensor] = []
     alive = [b for b, shape in enumerate(shapes) if shape.parents]
     if not alive:
         return grown, None
@@ -66,7 +66,7 @@ def grow(drafter: ModelDrafter, requests: list[Request], shapes: list[Shape], dr
                 break
         children = [[(node, first_place + shapes[b].place(node)) for node in shapes[b].children[father]]
                     for b, father in fathers]
-        drawn, rows = _draw(drafter, [requests[b] for b, _ in fathers], logits, level, children, drawing, laws)
+        drawn, rows = _draw(drafter, [requests[b] for b, _ in fathers], logits, level, children, drawing, distributions)
         new: list[list[int]] = [[] for _ in requests]
         for (b, father), kids, tokens, row in zip(fathers, children, drawn, rows):
             tree, parent, of_token = grown[b], spot[b][father], {}
@@ -86,7 +86,7 @@ def grow(drafter: ModelDrafter, requests: list[Request], shapes: list[Shape], dr
             logits = _read_level(drafter, requests, grown, [[spot[b][n] for n in nodes] for b, nodes in enumerate(new)],
                                  read)
         level += 1
-    return grown, torch.cat(laws) if laws else None
+    return grown, torch.cat(distributions) if distributions else None
 
 
 def look_up(drafter: Drafter, requests: list[Request], counts: list[int]) -> list[Grown]:
@@ -120,8 +120,8 @@ def _read_level(drafter: ModelDrafter, requests: list[Request], grown: list[Grow
 
 
 def _draw(drafter: ModelDrafter, requests: list[Request], logits: Tensor, level: int,
-          children: list[list[tuple[int, int]]], drawing: str, laws: list[Tensor]) -> tuple[list[list[int]], list[int]]:
-    """Per row of ``logits`` the tokens of its children, by rank, and the row of ``laws`` they were drawn from (-1:
+          children: list[list[tuple[int, int]]], drawing: str, distributions: list[Tensor]) -> tuple[list[list[int]], list[int]]:
+    """Per row of ``logits`` the tokens of its children, by rank, and the row of ``distributions`` they were drawn from (-1:
     one-hot). ``children``: (node, place of its noise) per row."""
     wanted = [len(kids) for kids in children]
     sampled = [r for r, request in enumerate(requests) if not request.params.greedy and drawing != "top_k"]
@@ -137,8 +137,8 @@ def _draw(drafter: ModelDrafter, requests: list[Request], logits: Tensor, level:
     sampling = SamplingBatch.from_params([requests[r].params for r in sampled], logits.device)
     q = probabilities(logits[index], sampling)
     if drawing != "naive":
-        before = sum(map(len, laws))
-        laws.append(q)
+        before = sum(map(len, distributions))
+        distributions.append(q)
         for i, r in enumerate(sampled):
             rows[r] = before + i
     places = [[place for _, place in children[r]] for r in sampled]
@@ -160,7 +160,7 @@ def _columns(q: Tensor, seed: Tensor, committed: Tensor, level: int, places: lis
         place = torch.tensor([places[r][rank] for r in rows], device=q.device)
         # the committed length in the base: a position drafted again after a rejection gets fresh noise
         base = committed[index] + (place << _PLACE)
-        drawn = race(left[index], seed[index], committed[index] + level, DRAFT, base)
+        drawn = exponential_race(left[index], seed[index], committed[index] + level, DRAFT, base)
         for r, column in zip(rows, drawn.tolist()):
             if column >= 0:
                 out[r].append(column)

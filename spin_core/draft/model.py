@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from spin_core.draft.base import CaughtUp, Draft, Drafter, never
-from spin_core.randomness import DRAFT, race
+from spin_core.randomness import DRAFT, exponential_race
 from spin_core.request import Request
 from spin_core.runtime import ModelRunner
 from spin_core.kv.ring import AHEAD, Window
@@ -42,7 +42,7 @@ class ModelDrafter(Drafter):
         if not alive:
             return Draft.empty(len(requests), self.runner.device)
         drafted: list[list[Tensor]] = [[] for _ in requests]      # per request, tokens as 0-dim tensors
-        laws: list[list[Tensor | None]] = [[] for _ in requests]  # per request, q of each token, None = one-hot
+        distributions: list[list[Tensor | None]] = [[] for _ in requests]  # per request, q of each token, None = one-hot
         logits = self._read(requests, alive)
         for step in range(max(counts, default=0)):
             # a drafter that stops making sense (NaN) just drafts less: the target decides, not the drafter
@@ -55,14 +55,14 @@ class ModelDrafter(Drafter):
             tokens = columns if self.ids is None else self.ids[columns]
             for i, b in enumerate(alive):
                 drafted[b].append(tokens[i])
-                laws[b].append(q[i] if q is not None and not requests[b].params.greedy else None)
+                distributions[b].append(q[i] if q is not None and not requests[b].params.greedy else None)
             keep = [i for i, b in enumerate(alive) if counts[b] > step + 1]
             alive = [alive[i] for i in keep]
             if not alive:
                 break
             slots, ones = [requests[b].slot for b in alive], [1] * len(alive)
             logits = self.runner.forward(slots, ones, tokens[keep], list(range(len(alive))), **self._feed(slots, ones))
-        return self._pack(drafted, laws)
+        return self._pack(drafted, distributions)
 
     def rollback(self, slot: int, length: int) -> None:
         self.runner.cache.truncate(slot, length)
@@ -136,14 +136,14 @@ class ModelDrafter(Drafter):
         q = probabilities(logits, sampling)
         committed = torch.tensor([r.length for r in requests], device=logits.device)
         # `base` = the committed length: a position drafted again after a rejection gets fresh noise
-        return race(q, sampling.seed, committed + step, DRAFT, committed), q
+        return exponential_race(q, sampling.seed, committed + step, DRAFT, committed), q
 
-    def _pack(self, drafted: list[list[Tensor]], laws: list[list[Tensor | None]]) -> Draft:
+    def _pack(self, drafted: list[list[Tensor]], distributions: list[list[Tensor | None]]) -> Draft:
         """Request by request, as the verifier wants it."""
         flat = [t for row in drafted for t in row]
         if not flat:
             return Draft.empty(len(drafted), self.runner.device)
-        sampled = [q for row in laws for q in row]
+        sampled = [q for row in distributions for q in row]
         rows = torch.tensor([q is not None for q in sampled], device=self.runner.device)
         return Draft(torch.stack(flat),
                      torch.tensor([0] + [len(row) for row in drafted], device=self.runner.device).cumsum(0),

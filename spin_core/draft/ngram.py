@@ -16,7 +16,7 @@ class NgramDrafter(Drafter):
     """
 
     name = "ngram"
-    max_context, quick = 2**31, True
+    max_context, is_lookup = 2**31, True
 
     def __init__(self, longest: int = 3, shortest: int = 2) -> None:
         if not 1 <= shortest <= longest:

@@ -1,7 +1,7 @@
 """Self-speculation: the target drafts for itself, looking at a small part of its own cache.
 
 MagicDec (arXiv 2408.11049): with long texts and large batches a pass of the target is spent reading keys and values,
-so the target with a sparse cache is a cheap drafter, and its law is close to its own. The keys and values of verified
+so the target with a sparse cache is a cheap drafter, and its distribution is close to its own. The keys and values of verified
 text are those the target made while it saw everything; only the few drafted tokens are read sparsely.
 """
 

@@ -23,7 +23,7 @@ class TableDrafter(Drafter):
     One-hot; the last three tokens determine it, so it keeps nothing of a request but how far it was scored.
     """
 
-    max_context, quick = 2**31, True
+    max_context, is_lookup = 2**31, True
 
     def __init__(self, table: DraftTable) -> None:
         self.name, self.vocab_size = table.name, table.vocab_size

@@ -4,7 +4,7 @@ The way siblings are drawn decides the q they may be tested with (:mod:`spin_cor
 
 ``independent``          each child from its own q, whatever its siblings are. They may come from different drafters.
 ``without_replacement``  one after the other from one q, each time without the ones already drawn: the i-th child has
-                         the law q without its elder siblings, normalised (Sequoia, arXiv 2402.12374). Several drafters
+                         the distribution q without its elder siblings, normalised (Sequoia, arXiv 2402.12374). Several drafters
                          may each draw so; only elder siblings from the same q are left out of it.
 ``top_k``                the likeliest ones, or anything else that is a function of the past: one-hot, whatever scores
                          led to it.
@@ -30,7 +30,7 @@ _BIASED = {
 
 class Proposal(NamedTuple):
     """One drafter's drawing of one node: the ``node`` (its place in its request), the ``row`` of ``Tree.probs`` that
-    is the law at its parent it was drawn from (-1: one-hot), and which of ``Tree.drafters`` drew it."""
+    is the distribution at its parent it was drawn from (-1: one-hot), and which of ``Tree.drafters`` drew it."""
 
     node: int
     row: int
@@ -50,10 +50,10 @@ class Tree(Draft):
 
     ``parents [N]`` int64, the parent's place among the nodes of its request, or -1 for a child of the committed text;
     parents come before their children. ``way``, one of :data:`WAYS`, says how siblings were drawn.
-    ``prob_row [N]`` names the law at the *parent* that the node was drawn from; -1 is one-hot, allowed in every way:
-    a drawn token treated as one-hot costs acceptance but not the law.
+    ``prob_row [N]`` names the distribution at the *parent* that the node was drawn from; -1 is one-hot, allowed in every way:
+    a drawn token treated as one-hot costs acceptance but not the distribution.
 
-    ``proposals``: per request, in the order they are tested in, who proposed which node and from which law. A node may
+    ``proposals``: per request, in the order they are tested in, who proposed which node and from which distribution. A node may
     be proposed more than once, by several drafters or by one that drew it again: the target reads it once, and each
     proposal is tested. None: every node once, in the order of the nodes. ``drafters`` are names, for a reader.
 
@@ -75,10 +75,10 @@ class Tree(Draft):
             self.proposals = [[Proposal(*drawn) for drawn in enumerate(part.tolist())] for part in rows]
         if len(self.proposals) != len(self.counts):
             raise ValueError(f"proposals of {len(self.proposals)} requests for {len(self.counts)} trees")
-        laws = 0 if self.probs is None else len(self.probs)
+        distributions = 0 if self.probs is None else len(self.probs)
         for b, (parents, tokens, proposals) in enumerate(self.requests()):
-            if any(not -1 <= p.row < laws for p in proposals):
-                raise ValueError(f"request {b}: a proposal's row is -1 or one of the {laws} laws in probs")
+            if any(not -1 <= p.row < distributions for p in proposals):
+                raise ValueError(f"request {b}: a proposal's row is -1 or one of the {distributions} distributions in probs")
             if any(not -1 <= parent < node for node, parent in enumerate(parents)):
                 raise ValueError(f"request {b}: a parent is -1 or a node before its child, got parents {parents}")
             if {p.node for p in proposals} != set(range(len(parents))):
@@ -97,8 +97,8 @@ class Tree(Draft):
         for start, end, proposals in zip(self.cu.tolist(), self.cu[1:].tolist(), self.proposals):
             yield columns[0][start:end], columns[1][start:end], proposals
 
-    def law(self, token: int, row: int, vocab: int) -> Tensor:
-        """``[vocab]``: the law that a proposal of ``token`` was drawn from, before its siblings are considered."""
+    def distribution(self, token: int, row: int, vocab: int) -> Tensor:
+        """``[vocab]``: the distribution that a proposal of ``token`` was drawn from, before its siblings are considered."""
         if row < 0:
             return torch.nn.functional.one_hot(torch.tensor(token, device=self.tokens.device), vocab).float()
         if self.ids is None:

@@ -40,7 +40,7 @@ class TreeDrafter(Drafter):
                  budget: int = LARGEST, *, max_len: int, vocab_size: int) -> None:
         if drawing not in DRAWINGS:
             check_way(drawing)          # says why, where it is a known mistake
-        wrong = [m.name for m in members if not (isinstance(m, ModelDrafter) or m.quick) or
+        wrong = [m.name for m in members if not (isinstance(m, ModelDrafter) or m.is_lookup) or
                  isinstance(m, NullDrafter) or isinstance(m, ModelDrafter) and m.runner.window]
         if wrong or not members:
             raise ValueError("a tree is grown by model drafters that see all of their text, and lookups; not by "
@@ -54,25 +54,25 @@ class TreeDrafter(Drafter):
                                        *([str(budget)] if budget < LARGEST else [])])
         self.max_len, self.vocab_size, self.widest = max_len, vocab_size, widest
         self.gamma = shape.depth
-        self.quick = all(m.quick for m in members)
-        self.reads_along = min((m.reads_along for m in members if not m.quick), default=self.reads_along)
+        self.is_lookup = all(m.is_lookup for m in members)
+        self.catch_up_threshold = min((m.catch_up_threshold for m in members if not m.is_lookup), default=self.catch_up_threshold)
 
     def propose(self, requests: list[Request], counts: list[int]) -> Tree:
         """Trees at most ``counts[b]`` deep behind each request's committed text."""
         room = [min(self.budget, self.max_len - r.length) for r in requests]
-        parts, laws = [], []
+        parts, distributions = [], []
         for i, member in enumerate(self.members):
             if isinstance(member, ModelDrafter):
                 shapes = [self.shape.cut(count if member.drafts_for(r) else 0, min(nodes, member.max_context - r.length))
                           for r, count, nodes in zip(requests, counts, room)]
-                grown, law = grow(member, requests, shapes, self.drawing, i * self.widest)
+                grown, distribution = grow(member, requests, shapes, self.drawing, i * self.widest)
                 for request in requests:        # what it drafted it reads again where it was accepted
                     member.rollback(request.slot, request.length)
             else:
-                grown, law = look_up(member, requests, [min(count, self.shape.depth) for count in counts]), None
+                grown, distribution = look_up(member, requests, [min(count, self.shape.depth) for count in counts]), None
             parts.append(grown)
-            laws.append(law)
-        probs, first, ids = _together(laws, [getattr(m, "ids", None) for m in self.members], self.vocab_size)
+            distributions.append(distribution)
+        probs, first, ids = _together(distributions, [getattr(m, "ids", None) for m in self.members], self.vocab_size)
         way = "independent" if self.drawing == "naive" else self.drawing
         merged = [merge([part[b] for part in parts], first, room[b]) for b in range(len(requests))]
         return _pack(merged, probs, ids, way, tuple(m.name for m in self.members), self._device)
@@ -98,12 +98,12 @@ class TreeDrafter(Drafter):
 
 
 def merge(parts: list[Grown], first: list[int], budget: int) -> tuple[list[int], list[int], list[Proposal]]:
-    """The union of one request's trees: tokens, parents and proposals. ``first``: the row at which each part's laws
+    """The union of one request's trees: tokens, parents and proposals. ``first``: the row at which each part's distributions
     begin.
 
     Level by level, in each the parts in turn, until ``budget`` nodes are there. Whether another proposal is let in
     is settled before its token is looked at: leaving out what is already there, or what looks poor, would change the
-    law of the rest.
+    distribution of the rest.
     """
     tokens: list[int] = []
     parents: list[int] = []
@@ -129,19 +129,19 @@ def merge(parts: list[Grown], first: list[int], budget: int) -> tuple[list[int],
     return tokens, parents, proposals
 
 
-def _together(laws: list[Tensor | None], ids: list[Tensor | None], vocab_size: int
+def _together(distributions: list[Tensor | None], ids: list[Tensor | None], vocab_size: int
               ) -> tuple[Tensor | None, list[int], Tensor | None]:
-    """All members' laws in one table, the row at which each one's begin, and the ids of its columns."""
-    there = [i for i, law in enumerate(laws) if law is not None]
-    first = [sum(len(laws[j]) for j in there if j < i) for i in range(len(laws))]
+    """All members' distributions in one table, the row at which each one's begin, and the ids of its columns."""
+    there = [i for i, distribution in enumerate(distributions) if distribution is not None]
+    first = [sum(len(distributions[j]) for j in there if j < i) for i in range(len(distributions))]
     if not there:
         return None, first, None
     one = ids[there[0]]
     if all(ids[i] is one or ids[i] is not None and one is not None and torch.equal(ids[i], one) for i in there):
-        return torch.cat([laws[i] for i in there]), first, one
-    whole = [laws[i] if ids[i] is None else
-             laws[i].new_zeros(len(laws[i]), vocab_size).index_copy_(1, ids[i], laws[i]) for i in there]
-    return torch.cat([law[:, :vocab_size] for law in whole]), first, None
+        return torch.cat([distributions[i] for i in there]), first, one
+    whole = [distributions[i] if ids[i] is None else
+             distributions[i].new_zeros(len(distributions[i]), vocab_size).index_copy_(1, ids[i], distributions[i]) for i in there]
+    return torch.cat([distribution[:, :vocab_size] for distribution in whole]), first, None
 
 
 def _pack(merged: list[tuple[list[int], list[int], list[Proposal]]], probs: Tensor | None, ids: Tensor | None, way: str,

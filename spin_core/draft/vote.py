@@ -3,8 +3,8 @@
 All members draft. Their drafts form a trie in which a node weighs as much as the members through it together, and the
 vote goes from the root to the heaviest child until there is none. Who was right gains weight, who was not loses it.
 
-The voted token is one-hot for the verifier. Testing it with the law of the member it came from would be biased, for it
-was not drawn from that law: it had to win a vote. And where a token counts as one-hot the likeliest is the best to
+The voted token is one-hot for the verifier. Testing it with the distribution of the member it came from would be biased, for it
+was not drawn from that distribution: it had to win a vote. And where a token counts as one-hot the likeliest is the best to
 propose, so members draft greedily even for requests that sample.
 """
 
@@ -41,8 +41,8 @@ class VoteDrafter(Drafter):
         self.members = list(members)
         self.name = f"vote:{','.join(m.name for m in members)}"
         self.max_context = max(m.max_context for m in members)
-        self.reads_along = min(m.reads_along for m in members)
-        self.quick = all(m.quick for m in members)
+        self.catch_up_threshold = min(m.catch_up_threshold for m in members)
+        self.is_lookup = all(m.is_lookup for m in members)
         self.ballots: dict[int, _Ballot] = {}
 
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
@@ -73,7 +73,7 @@ class VoteDrafter(Drafter):
             member.rollback(slot, length)
 
     def available(self, request: Request, most: int) -> int:
-        return max(m.available(request, most) for m in self.members) if self.quick else 0
+        return max(m.available(request, most) for m in self.members) if self.is_lookup else 0
 
     def missing(self, request: Request) -> int:
         return max(m.missing(request) for m in self.members)

@@ -7,7 +7,7 @@ waits, token for token: a draft is as long as it would be (the device knows ever
 number belongs to a position.
 
 Only what needs nothing from the host can fly: decoding with one model drafter, or without any. Prompts, lookup in the
-text, a selector that wants to hear before it chooses, recorded laws, several drafters at once: such a step is taken as
+text, a selector that wants to hear before it chooses, recorded distributions, several drafters at once: such a step is taken as
 ever, after everything has landed.
 """
 
@@ -85,9 +85,9 @@ class Ahead:
     def _may_fly(self) -> bool:
         """Is everything known, here or on the device, that another step needs?"""
         engine, live = self.engine, self._live()
-        if not live or engine.selection or engine.record_laws or len({r.drafter for r in live}) > 1:
+        if not live or engine.selection or engine.record_probs or len({r.drafter for r in live}) > 1:
             return False
-        drafter = engine.drafter_called(live[0].drafter)
+        drafter = engine.get_drafter(live[0].drafter)
         if self.aloft:
             last = self.aloft[-1]
             # who is sure to reach a limit with what is aloft need not fly again
@@ -108,7 +108,7 @@ class Ahead:
     def _launch(self) -> bool:
         """Send off another step; False if its drafter raised, which is then retired."""
         requests = self._live()
-        drafter = self.engine.drafter_called(requests[0].drafter)
+        drafter = self.engine.get_drafter(requests[0].drafter)
         if not self.aloft:
             self._seats = self._seat(requests, drafter)
         elif requests != (seated := self.aloft[-1].requests):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from spin_core.draft import Draft, Drafter, FedDrafter, ModelDrafter, NullDrafter
 from spin_core.runtime.graphs import Graphs
-from spin_core.randomness import DRAFT, race
+from spin_core.randomness import DRAFT, exponential_race
 from spin_core.request import Request
 from spin_core.runtime import SlotCache
 from spin_core.kv.transfer import Mark, upload
@@ -95,11 +95,11 @@ class Seats:
 
 @dataclass
 class Drafted:
-    """``tokens [B, gamma]``, of which ``counts [B]`` count; ``laws``, each token's q ``[B, Vd]`` if any samples."""
+    """``tokens [B, gamma]``, of which ``counts [B]`` count; ``distributions``, each token's q ``[B, Vd]`` if any samples."""
 
     tokens: Tensor
     counts: Tensor
-    laws: list[Tensor]
+    distributions: list[Tensor]
 
 
 @torch.inference_mode()
@@ -114,22 +114,22 @@ def draft(seats: Seats, most: int) -> Drafted:
     read, first, keep, states = seats.recent, position - width, (each + 1) * width - 1, None
     if type(seats.drafter) is FedDrafter:
         states = seats.target.runner.states[slot[:, None], first[:, None] - 1 + torch.arange(width, device=slot.device)]
-    sane, counts, tokens, laws = torch.ones_like(slot, dtype=torch.bool), torch.zeros_like(slot), [], []
+    sane, counts, tokens, distributions = torch.ones_like(slot, dtype=torch.bool), torch.zeros_like(slot), [], []
     for step in range(seats.longest):
         logits = seats.graphs.resident(read, slot, first, most + seats.longest, keep, states)
         sane = sane & logits.amax(-1).isfinite()        # who stops making sense just drafts less
         counts += sane
         column = logits.argmax(-1)
         if seats.sampled:
-            q = law(logits, seats.sampling, seats.filtered)
-            drawn = race(q, seats.sampling.seed, position + step, DRAFT, position).clamp(min=0)
+            q = distribution(logits, seats.sampling, seats.filtered)
+            drawn = exponential_race(q, seats.sampling.seed, position + step, DRAFT, position).clamp(min=0)
             column = column.where(seats.sampling.greedy, drawn)
-            laws.append(q)
+            distributions.append(q)
         tokens.append(column if seats.drafter.ids is None else seats.drafter.ids[column])
         read, first, keep = tokens[-1][:, None], position + step, each
         if states is not None:
             states = runner.states[slot, (first - 1).clamp(max=seats.drafter.max_context - 1)][:, None]
-    return Drafted(torch.stack(tokens, 1), counts.minimum(room), laws)
+    return Drafted(torch.stack(tokens, 1), counts.minimum(room), distributions)
 
 
 @torch.inference_mode()
@@ -160,14 +160,14 @@ def _flat(seats: Seats, drafted: Drafted, place: Tensor) -> Draft:
     cu = torch.cat([torch.zeros_like(drafted.counts[:1]), drafted.counts.cumsum(0)])
     order = (place >= drafted.counts[:, None]).flatten().to(torch.uint8).argsort(stable=True)
     tokens = drafted.tokens.flatten()[order]
-    if not drafted.laws:
+    if not drafted.distributions:
         return Draft(tokens, cu)
     greedy = seats.sampling.greedy[order // len(place)]
-    laws = torch.stack(drafted.laws, 1).flatten(0, 1)
-    return Draft(tokens, cu, laws, order.masked_fill(greedy, -1), seats.drafter.ids)
+    distributions = torch.stack(drafted.distributions, 1).flatten(0, 1)
+    return Draft(tokens, cu, distributions, order.masked_fill(greedy, -1), seats.drafter.ids)
 
 
-def law(logits: Tensor, sampling: SamplingBatch, filtered: bool) -> Tensor:
+def distribution(logits: Tensor, sampling: SamplingBatch, filtered: bool) -> Tensor:
     """:func:`spin_core.sampling.probabilities` of rows that sample, by one whole sort if any is ``filtered``.
 
     The other asks the device how much there is to sort. Greedy rows hold nothing of use.

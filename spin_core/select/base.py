@@ -38,7 +38,7 @@ class Choice(NamedTuple):
     gamma: int
 
 
-class Seat(NamedTuple):
+class RequestView(NamedTuple):
     """What a selector may know of a request before a step.
 
     ``request``: its id. ``emitted``: tokens written so far. ``context``: committed tokens, prompt included.
@@ -127,7 +127,7 @@ class Selector(ABC):
         self.open = self.alive.copy()       # who has room for anybody at this step
         self.rng = np.random.default_rng(seed)
 
-    def assign(self, seats: Sequence[Seat], capacities: Mapping[str, int] | None = None) -> dict[int, Choice]:
+    def assign(self, seats: Sequence[RequestView], capacities: Mapping[str, int] | None = None) -> dict[int, Choice]:
         """Who drafts for whom. ``capacities``: how many requests a drafter can serve; a missing name: any number.
 
         The order of ``seats`` does not matter. Raises ValueError for a request seated twice or a capacity below 0.
@@ -150,7 +150,7 @@ class Selector(ABC):
         none = Choice(NONE, 0)
         return {s.request: Choice(self.arms[a], int(g)) if g > 0 else none for s, a, g in zip(seats, arms, gammas)}
 
-    def only_found(self, weights: ndarray, seats: Sequence[Seat]) -> ndarray:
+    def only_found(self, weights: ndarray, seats: Sequence[RequestView]) -> ndarray:
         """The weights, with drafters that would find nothing for a seat below all others: such a step would be plain
         decoding, and what a request gets from a drafter would be mixed with what it gets from none."""
         empty = [(b, self.index[name]) for b, seat in enumerate(seats) for name, count in seat.found.items()
@@ -161,10 +161,10 @@ class Selector(ABC):
         return weights
 
     @abstractmethod
-    def weights(self, seats: Sequence[Seat]) -> ndarray:
+    def weights(self, seats: Sequence[RequestView]) -> ndarray:
         """How much it is worth to give each seat each arm, ``[seats, arms]``, finite. Retired arms are ignored."""
 
-    def lengths(self, seats: Sequence[Seat], arms: ndarray) -> ndarray:
+    def lengths(self, seats: Sequence[RequestView], arms: ndarray) -> ndarray:
         """How many tokens to draft for each seat, ``[seats]``, once it is known which of the ``arms`` each has."""
         return self.gamma[arms]
 
@@ -181,7 +181,7 @@ class Selector(ABC):
         """The index of each outcome's arm."""
         return np.array([self.index[o.drafter] for o in outcomes])
 
-    def probe(self, seats: Sequence[Seat]) -> dict[int, list[str]]:
+    def probe(self, seats: Sequence[RequestView]) -> dict[int, list[str]]:
         """Which drafters should read along with which requests after this step, to be scored. Mostly nobody."""
         return {}
 

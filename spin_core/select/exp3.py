@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy import ndarray
 
-from spin_core.select.base import Outcome, Seat, Selector
+from spin_core.select.base import Outcome, RequestView, Selector
 from spin_core.select.ledger import Ledger
 
 
@@ -25,25 +25,25 @@ class EXP3(Selector):
         self.top = 0.0
 
     def chances(self, requests) -> tuple[ndarray, ndarray]:
-        """The ledger's rows, and the law ``[B, arms]`` from which each request's arm is drawn."""
+        """The ledger's rows, and the distribution ``[B, arms]`` from which each request's arm is drawn."""
         rows = self.ledger.rows(requests)
         t = self.ledger.steps[rows].sum(1, keepdims=True) + 1
         eta = np.sqrt(np.log(len(self.arms)) / (len(self.arms) * t))
         loss = np.where(self.alive, self.ledger.tokens[rows], np.inf)
-        law = np.exp(-eta * (loss - loss.min(1, keepdims=True)))
-        return rows, law / law.sum(1, keepdims=True)
+        distribution = np.exp(-eta * (loss - loss.min(1, keepdims=True)))
+        return rows, distribution / distribution.sum(1, keepdims=True)
 
-    def weights(self, seats: Sequence[Seat]) -> ndarray:
-        _, law = self.chances(s.request for s in seats)
+    def weights(self, seats: Sequence[RequestView]) -> ndarray:
+        _, distribution = self.chances(s.request for s in seats)
         # the argmax of log p + Gumbel noise is a draw from p; under capacities the matching keeps to its order
-        return np.log(np.maximum(law, 1e-300)) + self.rng.gumbel(size=law.shape)
+        return np.log(np.maximum(distribution, 1e-300)) + self.rng.gumbel(size=distribution.shape)
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         arms = self.arms_of(outcomes)
-        rows, law = self.chances(o.request for o in outcomes)
+        rows, distribution = self.chances(o.request for o in outcomes)
         rewards = np.array([o.emitted / (o.draft_seconds + o.verify_seconds) for o in outcomes])
         self.top = max(self.top, rewards.max())
-        self.ledger.tokens[rows, arms] += (1 - rewards / self.top) / np.maximum(law[np.arange(len(arms)), arms], 1e-3)
+        self.ledger.tokens[rows, arms] += (1 - rewards / self.top) / np.maximum(distribution[np.arange(len(arms)), arms], 1e-3)
         self.ledger.steps[rows, arms] += 1
 
     def finish(self, request: int) -> None:

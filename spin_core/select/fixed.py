@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy import ndarray
 
-from spin_core.select.base import NONE, Seat, Selector
+from spin_core.select.base import NONE, RequestView, Selector
 
 
 class Fixed(Selector):
@@ -23,7 +23,7 @@ class Fixed(Selector):
             raise ValueError(f"fixed: unknown arm {arm!r}; known: {', '.join(self.arms)}")
         self.arm = arm
 
-    def weights(self, seats: Sequence[Seat]) -> ndarray:
+    def weights(self, seats: Sequence[RequestView]) -> ndarray:
         wanted = np.zeros((len(seats), len(self.arms)))
         wanted[:, self.index[NONE]] = 1
         wanted[:, self.index[self.arm]] = np.linspace(3, 2, len(seats))     # seats come in the order of their ids

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy import ndarray
 
-from spin_core.select.base import NONE, Outcome, Seat, Selector
+from spin_core.select.base import NONE, Outcome, RequestView, Selector
 from spin_core.select.ledger import Ledger
 
 
@@ -22,11 +22,11 @@ class Greedy(Selector):
         self.none = self.index[NONE]
         self.ledger = Ledger(len(self.arms), self.none)
 
-    def rates(self, seats: Sequence[Seat]) -> ndarray:
+    def rates(self, seats: Sequence[RequestView]) -> ndarray:
         """Tokens per second that each request has had from each arm, infinite where it was not tried."""
         return self.ledger.rates(self.ledger.rows(s.request for s in seats))
 
-    def weights(self, seats: Sequence[Seat]) -> ndarray:
+    def weights(self, seats: Sequence[RequestView]) -> ndarray:
         return untried_first(self.rates(seats), self.rng)
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
@@ -48,7 +48,7 @@ class EpsilonGreedy(Greedy):
             raise ValueError(f"epsilon-greedy: epsilon must be in 0 .. 1, got {epsilon}")
         self.epsilon = epsilon
 
-    def weights(self, seats: Sequence[Seat]) -> ndarray:
+    def weights(self, seats: Sequence[RequestView]) -> ndarray:
         weights = super().weights(seats)
         rows = np.flatnonzero(self.rng.random(len(seats)) < self.epsilon)
         if len(rows):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy import ndarray
 
-from spin_core.select.base import NONE, Outcome, Scored, Seat, Selector
+from spin_core.select.base import NONE, Outcome, Scored, RequestView, Selector
 
 
 class Hedge(Selector):
@@ -15,11 +15,11 @@ class Hedge(Selector):
 
     After every step all drafters read the new text. The one that drafted is worth what it brought; another, right with
     a share h of the tokens, 1 + h + ... + h^gamma; each over its mean seconds per step, relative to the best.
-    R_a sums by how much arm a has done better than what was expected of the law we drew from. The law is
+    R_a sums by how much arm a has done better than what was expected of the distribution we drew from. The distribution is
 
         w_a ~ [R_a]+ / c  exp([R_a]+^2 / 2c),   c such that the mean of exp([R_a]+^2 / 2c) is e,
 
-    which needs no learning rate. No arm ahead: the uniform law.
+    which needs no learning rate. No arm ahead: the uniform distribution.
     """
 
     def __init__(self, arms: Sequence[str], **options) -> None:
@@ -28,13 +28,13 @@ class Hedge(Selector):
         self.fresh: dict[int, ndarray] = {}             # what the last step was worth by each arm, in tokens
         self.sums = np.zeros((2, len(self.arms)))       # steps and seconds of all requests
 
-    def weights(self, seats: Sequence[Seat]) -> ndarray:
+    def weights(self, seats: Sequence[RequestView]) -> ndarray:
         self._settle([s.request for s in seats if s.request in self.fresh])
-        law = self.law(np.array([self.regret.get(s.request, np.zeros(len(self.arms))) for s in seats]))
-        return np.log(np.maximum(law, 1e-300)) + self.rng.gumbel(size=law.shape)
+        distribution = self.distribution(np.array([self.regret.get(s.request, np.zeros(len(self.arms))) for s in seats]))
+        return np.log(np.maximum(distribution, 1e-300)) + self.rng.gumbel(size=distribution.shape)
 
-    def law(self, regret: ndarray) -> ndarray:
-        """NormalHedge's law ``[B, arms]`` over living arms."""
+    def distribution(self, regret: ndarray) -> ndarray:
+        """NormalHedge's distribution ``[B, arms]`` over living arms."""
         ahead = np.where(self.alive, np.maximum(regret, 0), 0)
         low, high = np.full((len(ahead), 1), 1e-12), ahead.max(1, keepdims=True) ** 2 + 1e-9
         count = self.alive.sum()
@@ -42,9 +42,9 @@ class Hedge(Selector):
             c = np.sqrt(low * high)
             mean = (np.exp(np.minimum(ahead ** 2 / (2 * c), 700)) * self.alive).sum(1, keepdims=True) / count
             low, high = np.where(mean > np.e, c, low), np.where(mean > np.e, high, c)
-        law = ahead / high * np.exp(np.minimum(ahead ** 2 / (2 * high), 700))
-        total = law.sum(1, keepdims=True)
-        return np.where(total > 0, law / np.where(total > 0, total, 1), self.alive / count)
+        distribution = ahead / high * np.exp(np.minimum(ahead ** 2 / (2 * high), 700))
+        total = distribution.sum(1, keepdims=True)
+        return np.where(total > 0, distribution / np.where(total > 0, total, 1), self.alive / count)
 
     def _settle(self, requests: list[int]) -> None:
         """Book the regrets of their last steps; of arms that nobody has heard nothing is booked."""
@@ -58,8 +58,8 @@ class Hedge(Selector):
         rewards = np.where(heard, rewards, 0)
         rewards /= rewards.max(1, keepdims=True).clip(1e-12)
         regret = np.array([self.regret.get(r, np.zeros(len(self.arms))) for r in requests])
-        law = np.where(heard, self.law(regret), 0) + 1e-12 * heard
-        expected = (law * rewards).sum(1, keepdims=True) / law.sum(1, keepdims=True).clip(1e-12)
+        distribution = np.where(heard, self.distribution(regret), 0) + 1e-12 * heard
+        expected = (distribution * rewards).sum(1, keepdims=True) / distribution.sum(1, keepdims=True).clip(1e-12)
         self.regret |= dict(zip(requests, regret + np.where(heard, rewards - expected, 0)))
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
@@ -68,7 +68,7 @@ class Hedge(Selector):
             tokens = self.fresh[outcome.request] = np.full(len(self.arms), np.nan)
             tokens[arm], tokens[self.index[NONE]] = outcome.emitted, 1
 
-    def probe(self, seats: Sequence[Seat]) -> dict[int, list[str]]:
+    def probe(self, seats: Sequence[RequestView]) -> dict[int, list[str]]:
         others = [a for a, alive in zip(self.arms, self.alive) if alive and a != NONE]
         return {s.request: others for s in seats}
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy import ndarray
 
-from spin_core.select.base import NONE, Outcome, Seat
+from spin_core.select.base import NONE, Outcome, RequestView
 from spin_core.select.costs import AffineCost
 from spin_core.select.fixed import Fixed
 from spin_core.select.survival import Survival
@@ -35,7 +35,7 @@ class Minions(Fixed):
         # what a row more costs shows only where lengths differ: these first
         self.tries = [n for n in (self.longest, 1, (self.longest + 1) // 2) if n]
 
-    def lengths(self, seats: Sequence[Seat], arms: ndarray) -> ndarray:
+    def lengths(self, seats: Sequence[RequestView], arms: ndarray) -> ndarray:
         return np.where(arms == self.index[self.arm], self.best(len(seats)), 0)
 
     def best(self, batch: int) -> int:

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy import ndarray
 
-from spin_core.select.base import Outcome, Seat
+from spin_core.select.base import Outcome, RequestView
 from spin_core.select.greedy import Greedy, drawn_first, untried_first
 from spin_core.select.schedule import Epochs
 from spin_core.theory import speed_up
@@ -48,7 +48,7 @@ class Spin(Greedy):
         self.shorten, self.drafters = shorten, len(self.arms) - 1
         self.totals = np.zeros((5, len(self.arms)))     # of all: steps, tokens, own seconds, tested and drafted tokens
 
-    def rates(self, seats: Sequence[Seat]) -> ndarray:
+    def rates(self, seats: Sequence[RequestView]) -> ndarray:
         rows = self.ledger.rows(s.request for s in seats)
         return self.ledger.rates(rows, tuple(self._prior()[:3]))
 
@@ -56,7 +56,7 @@ class Spin(Greedy):
         """What a new request counts on, as ``totals``."""
         return self.totals * (self.prior / np.maximum(self.totals[0], 1))
 
-    def weights(self, seats: Sequence[Seat]) -> ndarray:
+    def weights(self, seats: Sequence[RequestView]) -> ndarray:
         rates, price = self.rates(seats), self._price(seats)
         known = np.where(np.isinf(rates), 0, rates)
         weights = untried_first(np.where(np.isinf(rates), rates, known / (1 + known * price)), self.rng)
@@ -77,7 +77,7 @@ class Spin(Greedy):
             price[row] = np.inf             # a request explores one drafter
         return may
 
-    def _price(self, seats: Sequence[Seat]) -> ndarray:
+    def _price(self, seats: Sequence[RequestView]) -> ndarray:
         """Seconds that reading the text adds to each token which may still come, ``[B, arms]``."""
         price = np.zeros((len(seats), len(self.arms)))
         for row, seat in zip(price, seats):
@@ -86,7 +86,7 @@ class Spin(Greedy):
                     row[self.index[name]] = seconds / (seat.max_gamma + 1)
         return price
 
-    def lengths(self, seats: Sequence[Seat], arms: ndarray) -> ndarray:
+    def lengths(self, seats: Sequence[RequestView], arms: ndarray) -> ndarray:
         """The length that speculation's theory finds best for what this drafter's tokens cost and how often they hold
         for this request, at most ``gamma``; ``gamma`` where it is fixed."""
         share = self.ledger.share(len(seats))

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy import ndarray
 
-from spin_core.select.base import NONE, Outcome, Scored, Seat, Selector
+from spin_core.select.base import NONE, Outcome, Scored, RequestView, Selector
 from spin_core.select.costs import AffineCost
 from spin_core.select.survival import Survival
 
@@ -61,7 +61,7 @@ class SpinFull(Selector):
 
     # ---- deciding
 
-    def weights(self, seats: Sequence[Seat]) -> ndarray:
+    def weights(self, seats: Sequence[RequestView]) -> ndarray:
         self._look(seats)
         sets = self.sets[(self.open | ~self.sets).all(1)]
         for _ in range(3):              # goodput is the price of a second and what comes out: weigh until it settles
@@ -72,7 +72,7 @@ class SpinFull(Selector):
         # drafters outside the chosen set are a way out where capacities leave no room inside
         return gain - np.where(chosen, 0, np.ptp(gain) + 1)
 
-    def _look(self, seats: Sequence[Seat], bold: float = 0.0) -> None:
+    def _look(self, seats: Sequence[RequestView], bold: float = 0.0) -> None:
         """What is believed now: ``worth [B, arms, depths]``, the chance that a drafted token is of use; ``found [B,
         arms]``, that there is a draft; and the lines of costs ``[arms]``."""
         rows = self.survival.rows(s.request for s in seats)
@@ -115,7 +115,7 @@ class SpinFull(Selector):
         self.goodput, self.rows = float(ratio[best]) if self.known else 0.0, float(drafted[best])
         return gain, sets[best]
 
-    def lengths(self, seats: Sequence[Seat], arms: ndarray) -> ndarray:
+    def lengths(self, seats: Sequence[RequestView], arms: ndarray) -> ndarray:
         """The verification budget: the best N positions of the batch, N where tokens per second peak."""
         seat = np.arange(len(seats))
         worth, found = self.worth[seat, arms], self.found[seat, arms]
@@ -156,7 +156,7 @@ class SpinFull(Selector):
             self.survival.draft([o.request for o, s in zip(outcomes, some) if s], arms[some], drafted[some],
                                 np.array([o.accepted for o in outcomes])[some])
 
-    def probe(self, seats: Sequence[Seat]) -> dict[int, list[str]]:
+    def probe(self, seats: Sequence[RequestView]) -> dict[int, list[str]]:
         due = [s for s in seats if s.emitted >= self.due.setdefault(s.request, LISTEN) and s.max_gamma >= LISTEN]
         if not due:
             return {}

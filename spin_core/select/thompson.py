@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy import ndarray
 
-from spin_core.select.base import Outcome, Seat
+from spin_core.select.base import Outcome, RequestView
 from spin_core.select.greedy import Greedy, untried_first
 
 
@@ -22,7 +22,7 @@ class Thompson(Greedy):
         super().__init__(arms, **options)
         self.sums = np.zeros((3, len(self.arms)))       # of 1, reward, reward^2
 
-    def weights(self, seats: Sequence[Seat]) -> ndarray:
+    def weights(self, seats: Sequence[RequestView]) -> ndarray:
         rows = self.ledger.rows(s.request for s in seats)
         count, total, square = np.maximum(self.sums, [[1], [0], [0]])
         # one more observation, as far off as rewards are large: after a single step nobody knows a spread

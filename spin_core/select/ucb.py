@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy import ndarray
 
-from spin_core.select.base import Seat
+from spin_core.select.base import RequestView
 from spin_core.select.greedy import Greedy, untried_first
 
 
@@ -28,7 +28,7 @@ class UCB(Greedy):
             raise ValueError(f"ucb: scale must not be negative, got {scale}")
         self.scale = scale
 
-    def weights(self, seats: Sequence[Seat]) -> ndarray:
+    def weights(self, seats: Sequence[RequestView]) -> ndarray:
         rows = self.ledger.rows(s.request for s in seats)
         rates, n = self.ledger.rates(rows), self.ledger.steps[rows]
         t, tried = np.maximum(1, n.sum(1, keepdims=True)), np.maximum(n, 1)

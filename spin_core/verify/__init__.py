@@ -1,4 +1,4 @@
-"""Lossless accept / reject: the text follows the target's law whatever the drafter proposes.
+"""Lossless accept / reject: the text follows the target's distribution whatever the drafter proposes.
 
 On a CUDA device the verdict comes from one fused Triton kernel, elsewhere from the torch reference that the
 kernel must equal. Trees of drafted tokens are verified by :func:`verify_tree`.

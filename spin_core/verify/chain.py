@@ -15,7 +15,7 @@ from torch import Tensor
 
 from spin_core.draft.base import Draft
 from spin_core.draft.tree import Tree
-from spin_core.randomness import ACCEPT, RESIDUAL, race, uniform
+from spin_core.randomness import ACCEPT, RESIDUAL, exponential_race, uniform
 from spin_core.sampling import SamplingBatch, largest, probabilities
 
 
@@ -25,7 +25,7 @@ class Verdict:
 
     ``num_accepted [B]`` int64, drafted tokens accepted.
     ``tokens [B, gamma_max + 1]`` int64, the accepted tokens and the target's own after them, then -1.
-    ``failed [B]`` bool, requests that met logits without a law: nothing accepted, no tokens.
+    ``failed [B]`` bool, requests that met logits without a distribution: nothing accepted, no tokens.
     """
 
     num_accepted: Tensor
@@ -43,7 +43,7 @@ def accepts(u: Tensor, p: Tensor, q: Tensor) -> Tensor:
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """``p, q [R, V]`` -> the unnormalised law (p - q)+ of the token that replaces a rejected one.
+    """``p, q [R, V]`` -> the unnormalised distribution (p - q)+ of the token that replaces a rejected one.
 
     With q = 0, nothing proposed, that is p: the bonus token needs no rule of its own. A residual without mass
     means p = q, where only rounding can reject: then p itself.
@@ -77,7 +77,7 @@ def verify_chain(logits: Tensor, draft: Draft, sampling: SamplingBatch, position
     (prompt + output) of the first token being decided. Greedy and sampling requests, one-hot and sampled
     drafts, and drafts of any length mix.
 
-    A request fails, alone, if a row that its verdict needs has no law (NaN, +inf, nothing finite); rows
+    A request fails, alone, if a row that its verdict needs has no distribution (NaN, +inf, nothing finite); rows
     behind its first rejection are not needed. Raises ValueError if the shapes do not fit together.
     """
     check_shapes(logits, draft, sampling, position)
@@ -127,7 +127,7 @@ class _Greedy:
         peak, best = largest(self.logits[_rows(place, alive, self.logits.device)])
         accept = []
         for b, at, here, mine in zip(alive, place, more, best.where(peak.isfinite(), -1).tolist()):
-            self.token[b] = mine                        # -1 where there is no law
+            self.token[b] = mine                        # -1 where there is no distribution
             accept.append(here and self.drafted[at] == mine)
         return accept
 
@@ -165,7 +165,7 @@ class _Sampled:
                 self._end(alive[i:i + 1], p[i])
         if rejected:
             rows, at = torch.tensor([rejected, [place[i] for i in rejected]], device=device)
-            self._end([alive[i] for i in rejected], residual(p.index_select(0, rows), _law(self.draft, at, p)))
+            self._end([alive[i] for i in rejected], residual(p.index_select(0, rows), _distribution(self.draft, at, p)))
         return accept
 
     def _end(self, requests: list[int], weights: Tensor) -> None:
@@ -176,37 +176,37 @@ class _Sampled:
     def draw(self, accepted: list[int], token: list[int]) -> None:
         """Give every request its last token."""
         ended, count = torch.tensor([self.ended, [accepted[b] for b in self.ended]], device=self.logits.device)
-        drawn = race(self.weights, self.sampling.seed[ended], self.position[ended] + count, RESIDUAL)
+        drawn = exponential_race(self.weights, self.sampling.seed[ended], self.position[ended] + count, RESIDUAL)
         for b, t in zip(self.ended, drawn.tolist()):
             token[b] = t
 
 
 def _drafted_probability(draft: Draft) -> Tensor:
-    """``[N]``: q of each drafted token under the law it was drawn from."""
+    """``[N]``: q of each drafted token under the distribution it was drawn from."""
     if draft.probs is None:
         return torch.ones(draft.tokens.shape, device=draft.tokens.device)
     q = torch.ones(draft.tokens.shape, dtype=draft.probs.dtype, device=draft.tokens.device)
     soft = draft.prob_row >= 0
-    law, token = draft.prob_row[soft], draft.tokens[soft]
+    distribution, token = draft.prob_row[soft], draft.tokens[soft]
     if draft.ids is None:
-        q[soft] = draft.probs[law, token]
+        q[soft] = draft.probs[distribution, token]
     else:
         column = torch.searchsorted(draft.ids, token).clamp(max=draft.ids.shape[0] - 1)
-        q[soft] = draft.probs[law, column].where(draft.ids[column] == token, 0)
+        q[soft] = draft.probs[distribution, column].where(draft.ids[column] == token, 0)
     return q
 
 
-def _law(draft: Draft, place: Tensor, p: Tensor) -> Tensor:
-    """``[R, V]``: the law q that each of R drafted tokens was drawn from, over the vocabulary of ``p [., V]``."""
-    law = draft.prob_row[place]
-    hard = law < 0
+def _distribution(draft: Draft, place: Tensor, p: Tensor) -> Tensor:
+    """``[R, V]``: the distribution q that each of R drafted tokens was drawn from, over the vocabulary of ``p [., V]``."""
+    distribution = draft.prob_row[place]
+    hard = distribution < 0
     if draft.probs is not None and draft.ids is None and not hard.any():
-        return draft.probs[law]
+        return draft.probs[distribution]
     dtype = p.dtype if draft.probs is None else torch.promote_types(p.dtype, draft.probs.dtype)
     q = torch.zeros(len(place), p.shape[-1], dtype=dtype, device=p.device)
     q[hard.nonzero().squeeze(-1), draft.tokens[place[hard]]] = 1
     if draft.probs is not None:
-        probs = draft.probs[law[~hard]].to(dtype)
+        probs = draft.probs[distribution[~hard]].to(dtype)
         if draft.ids is None:
             q[~hard] = probs
         else:

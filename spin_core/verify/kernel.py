@@ -41,7 +41,7 @@ from spin_core.verify.chain import Verdict, check_shapes
 from spin_core.verify.kernel_filters import filtered
 from spin_core.verify.kernel_noise import uniform
 from spin_core.verify.kernel_queue import DRAW, RACE, READ, entry, take, word
-from spin_core.verify.kernel_rows import INF, NONE, draw, final, race, read
+from spin_core.verify.kernel_rows import INF, NONE, draw, final, exponential_race, read
 from spin_core.verify.progress import Progress
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)     # of logits; the arithmetic is fp32
@@ -50,15 +50,15 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _drafted_probability(PROBS, MAP, law, token, probs_stride, SUBSET: tl.constexpr, SOFT: tl.constexpr):
-    """q of a drafted token: of its row ``law`` of PROBS, or one (``law`` negative: one-hot)."""
+def _drafted_probability(PROBS, MAP, distribution, token, probs_stride, SUBSET: tl.constexpr, SOFT: tl.constexpr):
+    """q of a drafted token: of its row ``distribution`` of PROBS, or one (``distribution`` negative: one-hot)."""
     q = 1.0
     if SOFT:
         column = token
         if SUBSET:
             column = tl.load(MAP + token, mask=token >= 0, other=-1).to(tl.int64)
-        soft = tl.load(PROBS + law * probs_stride + column, mask=(law >= 0) & (column >= 0), other=0.0)
-        q = tl.where(law >= 0, soft.to(tl.float32), 1.0)
+        soft = tl.load(PROBS + distribution * probs_stride + column, mask=(distribution >= 0) & (column >= 0), other=0.0)
+        q = tl.where(distribution >= 0, soft.to(tl.float32), 1.0)
     return q
 
 
@@ -89,7 +89,7 @@ def _finish(TOKENS, OUT, ACCEPTED, FAILED, NEXT, LAST, SLOT, LENGTHS, b, start, 
                                             "SEED", "POSITION", "OUT", "ACCEPTED", "FAILED", "NEXT", "LAST", "SLOT",
                                             "LENGTHS", "PARTS", "WINNERS", "LAWS", "ARRIVED", "COUNTERS", "QUEUE"])
 def _verify(LOGITS, TOKENS, CU, PROBS, PROB_ROW, MAP, TEMPERATURE, TOP_K, TOP_P, MIN_P, SEED, POSITION,
-            OUT, ACCEPTED, FAILED, NEXT, LAST, SLOT, LENGTHS, PARTS, WINNERS, LAWS, ARRIVED, COUNTERS, QUEUE,
+            OUT, ACCEPTED, FAILED, NEXT, LAST, SLOT, LENGTHS, PARTS, WINNERS, DISTRIBUTIONS, ARRIVED, COUNTERS, QUEUE,
             batch, vocab, width, chunks, slots, logits_stride, probs_stride,
             SOFT: tl.constexpr, SUBSET: tl.constexpr, CACHES: tl.constexpr, CHUNKS: tl.constexpr, WIDTH: tl.constexpr,
             BLOCK: tl.constexpr, TILES: tl.constexpr, DRAWN: tl.constexpr):
@@ -111,8 +111,8 @@ def _verify(LOGITS, TOKENS, CU, PROBS, PROB_ROW, MAP, TEMPERATURE, TOP_K, TOP_P,
         greedy = temperature == 0.0
         scale = _LOG2E / tl.where(greedy, 1.0, temperature)
         drafted = tl.load(TOKENS + i, mask=i < end, other=-1)       # -1: the bonus row
-        law = tl.load(PROB_ROW + i, mask=i < end, other=-1)         # -1: one-hot
-        Q = PROBS + law * probs_stride
+        distribution = tl.load(PROB_ROW + i, mask=i < end, other=-1)         # -1: one-hot
+        Q = PROBS + distribution * probs_stride
         seed = tl.load(SEED + b)
         position = tl.load(POSITION + b)
         here = position + i - start
@@ -122,18 +122,18 @@ def _verify(LOGITS, TOKENS, CU, PROBS, PROB_ROW, MAP, TEMPERATURE, TOP_K, TOP_P,
         parts = PARTS + b * 4 * CHUNKS                              # peaks, masses, speeds of one race or two
         winners = WINNERS + b * 2 * CHUNKS
         known = phase == DRAW
-        peak = tl.load(LAWS + b * 3, mask=known, other=-INF)
-        inverse = 1.0 / tl.load(LAWS + b * 3 + 1, mask=known, other=1.0)
-        floor = tl.load(LAWS + b * 3 + 2, mask=known, other=-INF)
+        peak = tl.load(DISTRIBUTIONS + b * 3, mask=known, other=-INF)
+        inverse = 1.0 / tl.load(DISTRIBUTIONS + b * 3 + 1, mask=known, other=1.0)
+        floor = tl.load(DISTRIBUTIONS + b * 3 + 2, mask=known, other=-INF)
         if phase == READ:
             peak, total, winner = read(ROW, first, vocab, scale, greedy, BLOCK, TILES)
         elif phase == RACE:
-            peak, total, speed, winner = race(ROW, first, vocab, scale, drafted, seed, here, DRAWN,
+            peak, total, speed, winner = exponential_race(ROW, first, vocab, scale, drafted, seed, here, DRAWN,
                                               BLOCK * TILES // DRAWN)
             tl.store(parts + 2 * CHUNKS + chunk, speed)
         else:
             total, speed, winner, speed_p, winner_p = draw(
-                ROW, Q, MAP, first, vocab, scale, peak, inverse, floor, drafted, law >= 0, seed, here, SUBSET, SOFT,
+                ROW, Q, MAP, first, vocab, scale, peak, inverse, floor, drafted, distribution >= 0, seed, here, SUBSET, SOFT,
                 DRAWN, BLOCK * TILES // DRAWN)
             tl.store(parts + 2 * CHUNKS + chunk, speed)
             tl.store(parts + 3 * CHUNKS + chunk, speed_p)
@@ -163,7 +163,7 @@ def _verify(LOGITS, TOKENS, CU, PROBS, PROB_ROW, MAP, TEMPERATURE, TOP_K, TOP_P,
                                             tl.load(TOP_P + b).to(tl.float32), tl.load(MIN_P + b).to(tl.float32), BLOCK)
                 x = tl.load(ROW + drafted, mask=drafted >= 0, other=-INF).to(tl.float32)
                 p = tl.where(x < floor, 0.0, tl.exp2((x - peak) * scale) / total)
-                q = _drafted_probability(PROBS, MAP, law, drafted, probs_stride, SUBSET, SOFT)
+                q = _drafted_probability(PROBS, MAP, distribution, drafted, probs_stride, SUBSET, SOFT)
                 accepted = (drafted >= 0) & (uniform(seed, here) * q < p)
                 again = (phase == READ) & (not accepted)
             # 2b. The draw.
@@ -175,7 +175,7 @@ def _verify(LOGITS, TOKENS, CU, PROBS, PROB_ROW, MAP, TEMPERATURE, TOP_K, TOP_P,
                     speed_of = tl.load(parts + 3 * CHUNKS + at, mask=real, other=0.0)
                     best_of = tl.load(winners + CHUNKS + at, mask=real, other=NONE)
                 group = tl.min(tl.where(speed_of == tl.max(speed_of), best_of, NONE))
-                token = final(ROW, Q, MAP, group, vocab, scale, peak, inverse, floor, drafted, law >= 0, phase == RACE,
+                token = final(ROW, Q, MAP, group, vocab, scale, peak, inverse, floor, drafted, distribution >= 0, phase == RACE,
                               rest, seed, here, SUBSET, SOFT)
             # 2c. What follows.
             if accepted | again:
@@ -183,9 +183,9 @@ def _verify(LOGITS, TOKENS, CU, PROBS, PROB_ROW, MAP, TEMPERATURE, TOP_K, TOP_P,
                 if accepted:
                     follows = entry(CU, PROB_ROW, TEMPERATURE, TOP_K, TOP_P, MIN_P, b, i + 1, SOFT)
                 else:
-                    tl.store(LAWS + b * 3, peak)
-                    tl.store(LAWS + b * 3 + 1, total)
-                    tl.store(LAWS + b * 3 + 2, floor)
+                    tl.store(DISTRIBUTIONS + b * 3, peak)
+                    tl.store(DISTRIBUTIONS + b * 3 + 1, total)
+                    tl.store(DISTRIBUTIONS + b * 3 + 2, floor)
                 tl.debug_barrier()                                  # all is read and written before others go on
                 place = tl.atomic_add(COUNTERS + 1, 1) + batch
                 tl.atomic_xchg(QUEUE + place, follows)
@@ -240,14 +240,14 @@ def verify_chain(logits: Tensor, draft: Draft, sampling: SamplingBatch, position
         width_of = triton.next_power_of_2(chunks)
         parts = torch.empty(batch, 4, width_of, dtype=torch.float32, device=device)
         winners = torch.empty(batch, 2, width_of, dtype=torch.int32, device=device)
-        laws = torch.empty(batch, 3, dtype=torch.float32, device=device)
+        distributions = torch.empty(batch, 3, dtype=torch.float32, device=device)
         shared = torch.zeros(batch + 3 + entries, dtype=torch.int64, device=device)
         _verify[programs,](
             logits, draft.tokens, draft.cu, logits if probs is None else probs, draft.prob_row,
             draft.tokens if subset is None else subset, sampling.temperature, sampling.top_k, sampling.top_p,
             sampling.min_p, sampling.seed, position, tokens, accepted, failed,
             *((position,) * 4 if progress is None else
-              (progress.position, progress.last, progress.slot, progress.lengths)), parts, winners, laws,
+              (progress.position, progress.last, progress.slot, progress.lengths)), parts, winners, distributions,
             shared, shared[batch:], shared[batch + 3:], batch, vocab, width, chunks,
             0 if progress is None else progress.lengths.stride(0), logits.stride(0),
             0 if probs is None else probs.stride(0), SOFT=probs is not None, SUBSET=subset is not None,

@@ -40,7 +40,7 @@ def read(ROW, first, vocab, scale, greedy, BLOCK: tl.constexpr, TILES: tl.conste
 
 
 @triton.jit
-def race(ROW, first, vocab, scale, token, seed, position, BLOCK: tl.constexpr, TILES: tl.constexpr):
+def exponential_race(ROW, first, vocab, scale, token, seed, position, BLOCK: tl.constexpr, TILES: tl.constexpr):
     """Peak, mass, and the first round of the race over p without ``token`` (negative: over p): speed and winner.
 
     A race asks who is first, not how fast in seconds, so it needs no normaliser: one reading is enough for a bonus
@@ -70,7 +70,7 @@ def race(ROW, first, vocab, scale, token, seed, position, BLOCK: tl.constexpr, T
 
 
 @triton.jit
-def drafted_law(Q, MAP, columns, vocab, token, soft, SUBSET: tl.constexpr, SOFT: tl.constexpr):
+def drafted_distribution(Q, MAP, columns, vocab, token, soft, SUBSET: tl.constexpr, SOFT: tl.constexpr):
     """q at ``columns``: the row Q, or one-hot at ``token`` (negative: zero everywhere)."""
     q = tl.where(columns == token, 1.0, 0.0)
     if SOFT:
@@ -86,10 +86,10 @@ def drafted_law(Q, MAP, columns, vocab, token, soft, SUBSET: tl.constexpr, SOFT:
 @triton.jit
 def draw(ROW, Q, MAP, first, vocab, scale, peak, inverse, floor, token, soft, seed, position,
          SUBSET: tl.constexpr, SOFT: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr):
-    """The first rounds of the races over (p - q)+ and over p, for a row whose law is known: mass, and per race speed
+    """The first rounds of the races over (p - q)+ and over p, for a row whose distribution is known: mass, and per race speed
     and winner.
 
-    The law: ``peak``, ``inverse`` of the mass, ``floor`` of what the filters keep. The race over p is for a residual
+    The distribution: ``peak``, ``inverse`` of the mass, ``floor`` of what the filters keep. The race over p is for a residual
     without mass. A NaN in q makes the residual's speed -1.
     """
     total = 0.0
@@ -104,7 +104,7 @@ def draw(ROW, Q, MAP, first, vocab, scale, peak, inverse, floor, token, soft, se
         x = tl.load(ROW + columns, mask=columns < vocab, other=-INF).to(tl.float32)
         x = tl.where(x < floor, -INF, x)
         weight = tl.exp2((x - peak) * scale) * inverse
-        q = drafted_law(Q, MAP, columns, vocab, token, soft, SUBSET, SOFT)
+        q = drafted_distribution(Q, MAP, columns, vocab, token, soft, SUBSET, SOFT)
         broken = tl.maximum(broken, tl.max(tl.max((q != q).to(tl.int32), 1), 0))
         mass = tl.sum(weight, 1)
         total += tl.sum(mass, 0)
@@ -134,7 +134,7 @@ def final(ROW, Q, MAP, group, vocab, scale, peak, inverse, floor, token, soft, w
     top = tl.where(rest, peak, tl.max(x))
     weight = tl.exp2((x - tl.where(top == -INF, 0.0, top)) * scale)
     if rest:
-        q = drafted_law(Q, MAP, columns, vocab, token, soft, SUBSET, SOFT)
+        q = drafted_distribution(Q, MAP, columns, vocab, token, soft, SUBSET, SOFT)
         weight = tl.where(weight * inverse > q, weight * inverse - q, 0.0)
     speed = weight / tl.max(weight) * speeds(seed, position, within, _FINAL)
     return tl.min(tl.where(speed == tl.max(speed), columns, NONE))

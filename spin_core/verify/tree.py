@@ -1,8 +1,8 @@
-"""Tree verification in plain torch: several proposals for a position, and the law of the text still the target's.
+"""Tree verification in plain torch: several proposals for a position, and the distribution of the text still the target's.
 
 SpecInfer (arXiv 2305.09781), multi-step speculative sampling: at a node test its children one after the other. Child
 x, drawn from q, is accepted with probability min(1, p(x) / q(x)); a rejection leaves p <- (p - q)+ normalised for the
-next child, and when none is left the token is drawn from what remains of p. Each step is exact *if q is the law that
+next child, and when none is left the token is drawn from what remains of p. Each step is exact *if q is the distribution that
 child was drawn from, given the children rejected before it*. So the way children are drawn decides the q they are
 tested with, and a way of drawing without such a q is refused: see :mod:`spin_core.draft.tree`.
 """
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from spin_core.draft.tree import Proposal, Tree, depths, flat
-from spin_core.randomness import ACCEPT, RESIDUAL, race, uniform
+from spin_core.randomness import ACCEPT, RESIDUAL, exponential_race, uniform
 from spin_core.sampling import SamplingBatch, largest, probabilities
 from spin_core.verify.chain import Verdict, accepts, check_shapes, residual
 
@@ -30,15 +30,15 @@ class TreeVerdict(Verdict):
     path: Tensor
 
 
-def trials(p: Tensor, way: str, tokens: list[int], laws: Iterable[Tensor], rows: list[int] | None = None
+def trials(p: Tensor, way: str, tokens: list[int], distributions: Iterable[Tensor], rows: list[int] | None = None
            ) -> Iterator[tuple[Tensor, Tensor]]:
     """``[V]`` each: the p and q that child 0, 1, ... is tested with, given that those before it were rejected.
 
-    ``laws`` holds the law each child was drawn from, its siblings not considered; ``rows`` says which of these are one
+    ``distributions`` holds the distribution each child was drawn from, its siblings not considered; ``rows`` says which of these are one
     and the same (None: all of them). One pair more than there are children: last comes what is left of p when all are
     rejected, and a q of zero.
     """
-    for i, q in enumerate(laws):
+    for i, q in enumerate(distributions):
         if way == "without_replacement":
             elder = [tokens[j] for j in range(i) if rows is None or rows[j] == rows[i] >= 0]
             q = q.index_fill(0, torch.tensor(elder, dtype=torch.int64, device=q.device), 0)
@@ -52,11 +52,11 @@ def trials(p: Tensor, way: str, tokens: list[int], laws: Iterable[Tensor], rows:
 def verify_tree(logits: Tensor, draft: Tree, sampling: SamplingBatch, position: Tensor) -> TreeVerdict:
     """Walk down every request's tree as far as children are accepted and draw one token more.
 
-    ``logits [N + B, V]``: request b's rows start at ``draft.cu[b] + b`` with the law behind the committed text, then
-    the law behind each of its nodes. ``sampling`` has B rows. ``position [B]`` int64, the absolute index of the first
+    ``logits [N + B, V]``: request b's rows start at ``draft.cu[b] + b`` with the distribution behind the committed text, then
+    the distribution behind each of its nodes. ``sampling`` has B rows. ``position [B]`` int64, the absolute index of the first
     token being decided. For a tree that is a chain the verdict is that of ``verify_chain``, draw by draw.
 
-    A request fails, alone, if a row on its way has no law. Raises ValueError if the shapes do not fit together.
+    A request fails, alone, if a row on its way has no distribution. Raises ValueError if the shapes do not fit together.
     """
     check_shapes(logits, draft, sampling, position, "verify_tree", "nodes", "trees")
     batch, device = len(sampling), logits.device
@@ -88,7 +88,7 @@ def verify_tree(logits: Tensor, draft: Tree, sampling: SamplingBatch, position: 
 
 
 def _follow(parents: list[int], tokens: list[int], best: list[int]) -> tuple[list[int], int]:
-    """A greedy request: the path along the target's ``best`` tokens (behind the text, then behind each node; -1: no law)
+    """A greedy request: the path along the target's ``best`` tokens (behind the text, then behind each node; -1: no distribution)
     and the token behind it. What multi-step sampling comes to where p is one-hot."""
     child = {(parent, token): node for node, (parent, token) in reversed([*enumerate(zip(parents, tokens))])}
     node, path = -1, []
@@ -104,7 +104,7 @@ def _sample(logits: Tensor, draft: Tree, sampling: SamplingBatch, position: Tens
     owner = torch.tensor(seats, device=device)
     counts = torch.tensor([len(trees[b][0]) + 1 for b in seats], device=device)
     rows = torch.tensor([start[b] + i for b in seats for i in range(len(trees[b][0]) + 1)], device=device)
-    law = probabilities(logits, sampling.rows(owner.repeat_interleave(counts)), rows).split(counts.tolist())
+    distribution = probabilities(logits, sampling.rows(owner.repeat_interleave(counts)), rows).split(counts.tolist())
     # `base` counts the tests at one node, so that siblings meet independent noise
     tests = torch.tensor([len(trees[b][2]) for b in seats], dtype=torch.int64, device=device)
     level = flat([[depth[b][x.node] for x in trees[b][2]] for b in seats], device)
@@ -112,23 +112,23 @@ def _sample(logits: Tensor, draft: Tree, sampling: SamplingBatch, position: Tens
     of = owner.repeat_interleave(tests)
     chance = uniform(sampling.seed[of], position[of] + level, ACCEPT, rank).split(tests.tolist())
     left = []
-    for b, p, u in zip(seats, law, chance):
+    for b, p, u in zip(seats, distribution, chance):
         paths[b], rest = _walk(p, draft, *trees[b], u)
         left.append(rest)
     accepted = torch.tensor([len(paths[b]) for b in seats], dtype=torch.int64, device=device)
-    last[owner] = race(torch.stack(left), sampling.seed[owner], position[owner] + accepted, RESIDUAL)
+    last[owner] = exponential_race(torch.stack(left), sampling.seed[owner], position[owner] + accepted, RESIDUAL)
 
 
 def _walk(p: Tensor, draft: Tree, parents: list[int], tokens: list[int], proposals: list[Proposal], chance: Tensor
           ) -> tuple[list[int], Tensor]:
-    """One request: the accepted nodes, and the law that the token behind them is drawn from."""
+    """One request: the accepted nodes, and the distribution that the token behind them is drawn from."""
     node, path = -1, []
     while True:
         tests = [i for i, proposal in enumerate(proposals) if parents[proposal.node] == node]
         drawn = [tokens[proposals[i].node] for i in tests]
         rows = [proposals[i].row for i in tests]
-        laws = (draft.law(token, row, p.shape[1]) for token, row in zip(drawn, rows))
-        for test, token, (left, q) in zip_longest(tests, drawn, trials(p[node + 1], draft.way, drawn, laws, rows)):
+        distributions = (draft.distribution(token, row, p.shape[1]) for token, row in zip(drawn, rows))
+        for test, token, (left, q) in zip_longest(tests, drawn, trials(p[node + 1], draft.way, drawn, distributions, rows)):
             if test is None:
                 return path, left
             if accepts(chance[test], left[token], q[token]):

@@ -17,7 +17,7 @@ from spin_core.lab.distill.decode import BatchDecoder
 from spin_core.lab.distill.drafters import Recipe, draft_vocabulary, own_parameters, prune
 from spin_core.lab.distill.evaluate import chain, score, tokens_per_verification
 from spin_core.lab.distill.generate import generate
-from spin_core.lab.distill.loss import CHUNK, law_loss
+from spin_core.lab.distill.loss import CHUNK, distribution_loss
 from spin_core.lab.distill.prompts import PromptWriter
 from spin_core.lab.distill.states import compute
 from spin_core.lab.distill.table import TableRecipe, make_table
@@ -250,13 +250,13 @@ def test_states_kept_while_decoding_are_those_of_a_second_pass(made, family):
 
 
 def test_batch_decoding_samples_the_law(family):
-    """Two thousand first tokens against the target's law: a chi-square far below what a wrong temperature gives."""
+    """Two thousand first tokens against the target's distribution: a chi-square far below what a wrong temperature gives."""
     decoder = BatchDecoder(family.target, family.vocab_size, family.stop_ids)
     first = [d.answer[0] for d in decoder([[5, 9, 11]] * 2000, [.7] * 2000, 1, torch.Generator().manual_seed(1))]
-    law = (tiny.logits(family.target, [5, 9, 11])[-1] / .7).softmax(-1) * 2000
+    distribution = (tiny.logits(family.target, [5, 9, 11])[-1] / .7).softmax(-1) * 2000
     seen = torch.bincount(torch.tensor(first), minlength=tiny.VOCAB)
-    often = law > 5
-    assert float(((seen - law) ** 2 / law)[often].sum()) < 2.5 * int(often.sum()) + 10
+    often = distribution > 5
+    assert float(((seen - distribution) ** 2 / distribution)[often].sum()) < 2.5 * int(often.sum()) + 10
 
 
 def test_unrolled_depths_are_what_serving_computes(family):
@@ -344,7 +344,7 @@ def test_the_fused_loss_and_its_gradient_are_those_of_its_definition():
     log_z = (hidden @ head.T).logsumexp(-1) + .3            # some of the target's mass lies outside the draft vocabulary
     weight = torch.rand(positions, generator=generator, dtype=torch.float64)
     fused, plain = (body.clone().requires_grad_(True) for _ in range(2))
-    value = law_loss(fused, head, hidden, log_z, weight)
+    value = distribution_loss(fused, head, hidden, log_z, weight)
     value.backward()
     p = (hidden @ head.T - log_z[:, None]).exp()
     log_q = (plain @ head.T).log_softmax(-1)

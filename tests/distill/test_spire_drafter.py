@@ -16,7 +16,7 @@ from spin_core.lab.distill.boost import missed, older
 from spin_core.lab.distill.command import distill, load
 from spin_core.lab.distill.drafters import LADDER, SPIRE, own_parameters, prune, rung_name, save
 from spin_core.lab.distill.evaluate import score, tokens_per_verification
-from spin_core.lab.distill.loss import law_loss
+from spin_core.lab.distill.loss import distribution_loss
 from spin_core.lab.distill.states import compute
 from spin_core.lab.distill.train import Data, columns
 from spin_core.lab.distill.unroll import unroll
@@ -102,7 +102,7 @@ def test_the_fused_loss_and_its_gradient_are_those_of_its_definition(overlap, ha
     said = columns(ids, torch.randint(13, (positions,), generator=generator))
     assert (said >= 0).any() and (said < 0).any()
     fused, plain = (body.clone().requires_grad_(True) for _ in range(2))
-    law_loss(fused, head, hidden, log_z, weight, overlap=overlap, said=said if hard else None).backward()
+    distribution_loss(fused, head, hidden, log_z, weight, overlap=overlap, said=said if hard else None).backward()
     p = (hidden @ head.T - log_z[:, None]).exp()
     if hard:
         p = torch.stack([torch.eye(5, dtype=torch.float64)[c] if c >= 0 else torch.zeros(5, dtype=torch.float64)

@@ -1,9 +1,9 @@
-"""Lookup where it finds something, a model elsewhere: whose tokens, under which law, and what it costs to take over."""
+"""Lookup where it finds something, a model elsewhere: whose tokens, under which distribution, and what it costs to take over."""
 
 from __future__ import annotations
 
 import pytest
-import test_engine_law as law
+import test_engine_law as distribution
 import tiny
 import torch
 from hypothesis import given, settings, strategies as st
@@ -45,7 +45,7 @@ def test_each_request_has_the_lookups_draft_or_else_the_models_with_its_law(batc
 
 
 def test_its_texts_follow_the_targets_law():
-    assert law.p_value(law.texts("ngram+subset", 2, law.PLAIN, 6000), law.law(law.PLAIN)) > 1e-3
+    assert distribution.p_value(distribution.texts("ngram+subset", 2, distribution.PLAIN, 6000), distribution.distribution(distribution.PLAIN)) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["ngram+near", "ngram+subset", "ngram+short", "ngram+ngram+near"])

@@ -1,4 +1,4 @@
-"""Drafting with a model: what is proposed, the law it is said to come from, and what the cache holds."""
+"""Drafting with a model: what is proposed, the distribution it is said to come from, and what the cache holds."""
 
 from __future__ import annotations
 
@@ -74,19 +74,19 @@ def test_q_is_the_law_of_the_drafters_model_under_the_requests_own_parameters(pr
 
 
 def test_sampled_drafts_follow_q():
-    """The empirical law of the first two drafted tokens over many seeds, against q."""
+    """The empirical distribution of the first two drafted tokens over many seeds, against q."""
     n = 4000
     batch = [request([4, 9, 2], seed, temperature=1.0, seed=seed) for seed in range(n)]
     pairs = split(drafter("subset", n).propose(batch, [2] * n))
     ids = tiny.family().drafters["subset"].ids
     source = tiny.family().drafters["subset"].model
     first = tiny.logits(source, [4, 9, 2])[-1].softmax(-1)
-    law = torch.stack([first[c] * tiny.logits(source, [4, 9, 2, int(i)])[-1].softmax(-1) for c, i in enumerate(ids)])
-    counts = torch.zeros_like(law)
+    distribution = torch.stack([first[c] * tiny.logits(source, [4, 9, 2, int(i)])[-1].softmax(-1) for c, i in enumerate(ids)])
+    counts = torch.zeros_like(distribution)
     for a, b in pairs:
         counts[torch.searchsorted(ids, a), torch.searchsorted(ids, b)] += 1
     for axis in (0, 1):     # each marginal: 27 columns, of which those with an expectation under 5 are pooled
-        expected, seen = law.sum(axis) * n, counts.sum(axis)
+        expected, seen = distribution.sum(axis) * n, counts.sum(axis)
         rare = expected < 5
         expected = torch.cat([expected[~rare], expected[rare].sum(0, keepdim=True)]).clamp(min=1e-9)
         seen = torch.cat([seen[~rare], seen[rare].sum(0, keepdim=True)])

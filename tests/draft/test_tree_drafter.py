@@ -143,9 +143,9 @@ def test_members_are_told_apart_in_the_trace_and_draw_with_noise_of_their_own():
 
 @pytest.mark.parametrize("drawing", ["independent", "without_replacement"])
 def test_laws_are_those_the_nodes_were_drawn_from(drawing):
-    """Of every proposal: the row of its law is the drafter's law behind the node's parent."""
+    """Of every proposal: the row of its distribution is the drafter's distribution behind the node's parent."""
     engine = Engine(tiny.family(), f"tree:near,subset:2,2:{drawing}", 2, max_batch=2, max_len=60)
-    drafter = engine.drafter_called(engine.drafter)
+    drafter = engine.get_drafter(engine.drafter)
     requests = [Request([3, 8, 5], SamplingParams(temperature=0.8, seed=4), gamma=2, slot=0),
                 Request([1] * 7, SamplingParams(temperature=1.3, seed=5), gamma=2, slot=1)]
     tree = drafter.propose(requests, [2, 2])
@@ -158,16 +158,16 @@ def test_laws_are_those_the_nodes_were_drawn_from(drawing):
                 path, node = [tokens[node], *path], parents[node]
             source = models[proposal.drafter]
             q = (tiny.logits(source.model, request.ids + path)[-1] / request.params.temperature).softmax(-1)
-            law = tree.law(tokens[proposal.node], proposal.row, tiny.VOCAB)
+            distribution = tree.distribution(tokens[proposal.node], proposal.row, tiny.VOCAB)
             if source.ids is None:
-                assert torch.allclose(law, q, atol=1e-9)
+                assert torch.allclose(distribution, q, atol=1e-9)
             else:
-                assert torch.allclose(law[source.ids], q, atol=1e-9) and law.sum().item() == pytest.approx(1)
+                assert torch.allclose(distribution[source.ids], q, atol=1e-9) and distribution.sum().item() == pytest.approx(1)
 
 
 def test_greedy_children_are_the_likeliest():
     engine = Engine(tiny.family(), "tree:near:3,1", 2, max_batch=1, max_len=60)
-    drafter = engine.drafter_called(engine.drafter)
+    drafter = engine.get_drafter(engine.drafter)
     tree = drafter.propose([Request([3, 8, 5], SamplingParams(), gamma=2, slot=0)], [2])
     best = tiny.logits(engine.family.drafters["near"].model, [3, 8, 5])[-1].topk(3).indices.tolist()
     assert tree.tokens[:3].tolist() == best and tree.prob_row.tolist() == [-1] * 6
@@ -197,7 +197,7 @@ def test_members_that_never_draft_and_numbers_that_are_none_are_refused(name):
 
 
 def test_trees_are_no_part_of_compositions_and_votes():
-    tree = Engine(tiny.family(), "tree:near:2,1").drafter_called("tree:near:2,1")
+    tree = Engine(tiny.family(), "tree:near:2,1").get_drafter("tree:near:2,1")
     for build in (lambda: CompositeDrafter(NgramDrafter(), tree), lambda: VoteDrafter([NgramDrafter(), tree])):
         with pytest.raises(ValueError, match="chains"):
             build()

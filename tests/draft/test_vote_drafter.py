@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from spin_core.draft.vote import LEAST, judge, walk
 from spin_core.engine import Engine
 from spin_core.request import Request, SamplingParams
-from spin_core.select import Outcome, Seat, make
+from spin_core.select import Outcome, RequestView, make
 from spin_core.select.minions import LONGEST
 
 PROMPTS = ["abc", "bdfhjlnprt", "ababab", "e"]
@@ -81,16 +81,16 @@ def test_a_sampled_text_does_not_depend_on_its_mates_and_drafts_are_one_hot():
 
 
 def emitted(p, q1, q2, one_hot: bool):
-    """The exact law of the first token when two members each draw one and the vote takes the lower id: tested as
+    """The exact distribution of the first token when two members each draw one and the vote takes the lower id: tested as
     one-hot, or with the winner's own q."""
-    law = np.zeros_like(p)
+    distribution = np.zeros_like(p)
     for a, b in itertools.product(range(len(p)), repeat=2):
         x, q = (a, q1) if a <= b else (b, q2)
         q = np.eye(len(p))[x] if one_hot else q
         keep = min(1.0, p[x] / q[x])
         rest = np.maximum(p - q, 0)
-        law += q1[a] * q2[b] * (keep * np.eye(len(p))[x] + (1 - keep) * rest / rest.sum())
-    return law
+        distribution += q1[a] * q2[b] * (keep * np.eye(len(p))[x] + (1 - keep) * rest / rest.sum())
+    return distribution
 
 
 def test_the_winners_own_law_would_be_a_bias():
@@ -119,7 +119,7 @@ def play(accepting: float, row_seconds: float, steps: int = 60) -> int:
     """The length that "minions" settles on, where each drafted token holds with that probability."""
     rng, selector = np.random.default_rng(1), make("minions", ["near", "vote:a,b"])
     for _ in range(steps):
-        choices = selector.assign([Seat(r, 5, 9, 20) for r in range(4)])
+        choices = selector.assign([RequestView(r, 5, 9, 20) for r in range(4)])
         assert {c.drafter for c in choices.values()} == {"vote:a,b"}
         rows = sum(1 + c.gamma for c in choices.values())
         held = {r: int(np.argmin([*(rng.random(c.gamma) < accepting), False])) for r, c in choices.items()}

@@ -39,29 +39,29 @@ WRONG_REPLACEMENTS = {
 
 @pytest.mark.parametrize("answer", [None, ...])
 def test_untouched_exercises_are_open(answer):
-    for check in (lessons.check_replacement_law, lessons.check_choose_gamma):
+    for check in (lessons.check_replacement_distribution, lessons.check_choose_gamma):
         assert check(lambda *_: answer).status == "open"
 
 
 def test_replacement_law_right():
-    assert lessons.check_replacement_law(right_replacement).status == "right"
+    assert lessons.check_replacement_distribution(right_replacement).status == "right"
 
 
 @pytest.mark.parametrize("name", WRONG_REPLACEMENTS)
 def test_replacement_law_wrong(name):
     solution, reason = WRONG_REPLACEMENTS[name]
-    answer = lessons.check_replacement_law(solution)
+    answer = lessons.check_replacement_distribution(solution)
     assert answer.status == "wrong"
     assert reason in answer.message
 
 
 def test_replacement_law_must_not_change_its_inputs():
     def solution(p, q):
-        law = right_replacement(p, q)
+        distribution = right_replacement(p, q)
         p -= q
-        return law
+        return distribution
 
-    assert "changes its inputs" in lessons.check_replacement_law(solution).message
+    assert "changes its inputs" in lessons.check_replacement_distribution(solution).message
 
 
 def right_gamma(alpha, cost):

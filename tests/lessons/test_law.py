@@ -1,4 +1,4 @@
-"""The exact law against brute force, the test against samples with and without a bias, a biased drafter."""
+"""The exact distribution against brute force, the test against samples with and without a bias, a biased drafter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tiny
 import torch
 
 from spin_core.engine import Engine
-from spin_core.lab.lessons import disguise, joint_law, law_test
+from spin_core.lab.lessons import disguise, joint_distribution, distribution_test
 from spin_core.request import SamplingParams
 
 PARAMS = SamplingParams(temperature=1.0, top_k=3, max_new_tokens=3, stop_ids=())
@@ -19,15 +19,15 @@ PROMPT = [5, 9, 20]
 
 def test_joint_law_is_the_product_of_conditional_laws():
     family = tiny.family()
-    law = joint_law(family, PROMPT, PARAMS, 2)
-    assert sum(law.values()) == pytest.approx(1)
-    assert len(law) == 9 and list(law.values()) == sorted(law.values(), reverse=True)
+    distribution = joint_distribution(family, PROMPT, PARAMS, 2)
+    assert sum(distribution.values()) == pytest.approx(1)
+    assert len(distribution) == 9 and list(distribution.values()) == sorted(distribution.values(), reverse=True)
 
     def conditional(ids: list[int]) -> torch.Tensor:
         row = tiny.logits(family.target, ids)[-1]
         return row.masked_fill(row < row.topk(3).values[-1], -torch.inf).softmax(-1)
 
-    for (a, b), probability in law.items():
+    for (a, b), probability in distribution.items():
         product = conditional(PROMPT)[a] * conditional([*PROMPT, a])[b]
         assert probability == pytest.approx(float(product), rel=1e-6)
 
@@ -43,10 +43,10 @@ def sample(drafter: str, count: int, spoil: bool = False) -> Counter:
 @pytest.mark.parametrize("drafter, spoil, lawful",
                          [("none", False, True), ("near", False, True), ("near", True, False)])
 def test_law_test_tells_a_biased_drafter_from_an_honest_one(drafter, spoil, lawful):
-    law = joint_law(tiny.family(), PROMPT, PARAMS, 2)
+    distribution = joint_distribution(tiny.family(), PROMPT, PARAMS, 2)
     counts = sample(drafter, 1024, spoil)
-    assert set(counts) <= set(law)
-    result = law_test([counts[k] for k in law], list(law.values()))
+    assert set(counts) <= set(distribution)
+    result = distribution_test([counts[k] for k in distribution], list(distribution.values()))
     assert (result.p_value > 1e-3) == lawful
     assert (result.distance < 1.3 * result.noise) == lawful
 
@@ -59,9 +59,9 @@ def test_a_disguised_drafter_stays_honest_for_greedy_requests():
 
 
 def test_p_values_of_lawful_samples_are_uniform():
-    law = np.array([0.4, 0.3, 0.15, 0.1, 0.04, 0.006, 0.004])       # the last three are put together
+    distribution = np.array([0.4, 0.3, 0.15, 0.1, 0.04, 0.006, 0.004])       # the last three are put together
     rng = np.random.default_rng(0)
-    results = [law_test(rng.multinomial(300, law), law, repeats=50) for _ in range(1000)]
+    results = [distribution_test(rng.multinomial(300, distribution), distribution, repeats=50) for _ in range(1000)]
     p = np.array([r.p_value for r in results])
     assert results[0].freedom == 4
     assert 0.03 < (p < 0.05).mean() < 0.08
@@ -69,22 +69,22 @@ def test_p_values_of_lawful_samples_are_uniform():
 
 
 def test_noise_is_what_95_in_100_lawful_samples_stay_below():
-    law, rng = np.array([0.5, 0.3, 0.2]), np.random.default_rng(1)
-    noise = law_test([500, 300, 200], law).noise
-    distances = np.abs(rng.multinomial(1000, law, 4000) / 1000 - law).sum(1) / 2
+    distribution, rng = np.array([0.5, 0.3, 0.2]), np.random.default_rng(1)
+    noise = distribution_test([500, 300, 200], distribution).noise
+    distances = np.abs(rng.multinomial(1000, distribution, 4000) / 1000 - distribution).sum(1) / 2
     assert (distances <= noise).mean() == pytest.approx(0.95, abs=0.02)
-    assert law_test([500, 300, 200], law).distance == pytest.approx(0)
+    assert distribution_test([500, 300, 200], distribution).distance == pytest.approx(0)
 
 
 def test_an_impossible_outcome_is_a_certain_breach():
-    assert law_test([50, 49, 1], [0.5, 0.5, 0.0]).p_value == 0
+    assert distribution_test([50, 49, 1], [0.5, 0.5, 0.0]).p_value == 0
 
 
-@pytest.mark.parametrize("counts, law", [([1, 2], [1.0]), ([0, 0], [0.5, 0.5]), ([1, 2], [0.5, 0.6])])
-def test_law_test_refuses_what_is_no_sample_of_a_law(counts, law):
+@pytest.mark.parametrize("counts, distribution", [([1, 2], [1.0]), ([0, 0], [0.5, 0.5]), ([1, 2], [0.5, 0.6])])
+def test_law_test_refuses_what_is_no_sample_of_a_law(counts, distribution):
     with pytest.raises(ValueError, match="law_test"):
-        law_test(counts, law)
+        distribution_test(counts, distribution)
 
 
 def test_everything_expected_rarely_leaves_no_freedom():
-    assert law_test([1, 0, 1], [0.3, 0.3, 0.4]).p_value == 1
+    assert distribution_test([1, 0, 1], [0.3, 0.3, 0.4]).p_value == 1

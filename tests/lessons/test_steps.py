@@ -1,4 +1,4 @@
-"""Reading a real engine's events: fates, texts, laws and the random number of every place."""
+"""Reading a real engine's events: fates, texts, distributions and the random number of every place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROMPT = [5, 9, 20]
 
 
 def run(drafter: str = "near", **params):
-    engine = Engine(tiny.family(), drafter, gamma=3, max_batch=1, record_laws=True)
+    engine = Engine(tiny.family(), drafter, gamma=3, max_batch=1, record_probs=True)
     params = {"temperature": 1.0, "max_new_tokens": 40, "seed": 3} | params
     request, = engine.generate([PROMPT], SamplingParams(**params))
     return request, read_steps(request, engine.trace.events, tiny.family().decode)

@@ -67,17 +67,17 @@ def test_pictures_of_tests_show_what_is_needed():
 
 
 def test_exercise_checks():
-    def law(q, elders):
+    def distribution(q, elders):
         left = q.copy()
         left[elders] = 0
         return left / left.sum()
 
-    assert tree_steps.check_tested_law(law).status == "right"
-    assert tree_steps.check_tested_law(lambda q, e: ...).status == "open"
-    for wrong, why in ((lambda q, e: q, "elder siblings [2]"), (lambda q, e: law(q, e) * 2, "sums to"),
-                       (lambda q, e: np.where(law(q, e) > 0, 1, 0) / (law(q, e) > 0).sum(), "proportions"),
+    assert tree_steps.check_tested_distribution(distribution).status == "right"
+    assert tree_steps.check_tested_distribution(lambda q, e: ...).status == "open"
+    for wrong, why in ((lambda q, e: q, "elder siblings [2]"), (lambda q, e: distribution(q, e) * 2, "sums to"),
+                       (lambda q, e: np.where(distribution(q, e) > 0, 1, 0) / (distribution(q, e) > 0).sum(), "proportions"),
                        (lambda q, e: q[:2], "shape"), (lambda q, e: q.__setitem__(0, 0), "")):
-        answer = tree_steps.check_tested_law(wrong)
+        answer = tree_steps.check_tested_distribution(wrong)
         assert answer.status != "right" and why in answer.message
     assert tree_steps.check_tree_tokens(tree_steps.expected_tokens).status == "right"
     answer = tree_steps.check_tree_tokens(lambda parents, rates: tree_steps.expected_tokens(parents, rates) - 1)
@@ -101,9 +101,9 @@ def test_findings_on_width_are_read_off_the_numbers():
 
 
 def test_the_tables_and_the_map_are_drawn():
-    rates = {law: {"a": [0.3, 0.4, 0.5, 0.5, 0.6]} for law in ("greedy", "sampled")}
-    tau = {law: {1: 1.5, 3: 1.6} for law in rates}
-    figure = plots.tables(rates, tau, {law: [0.5] * 5 for law in rates}, {law: {1: 2.0, 5: 3.0} for law in rates})
+    rates = {distribution: {"a": [0.3, 0.4, 0.5, 0.5, 0.6]} for distribution in ("greedy", "sampled")}
+    tau = {distribution: {1: 1.5, 3: 1.6} for distribution in rates}
+    figure = plots.tables(rates, tau, {distribution: [0.5] * 5 for distribution in rates}, {distribution: {1: 2.0, 5: 3.0} for distribution in rates})
     assert {"a, measured", "SpecInfer, published"} <= set(words(figure))
     shown = words(plots.latency({1: {1: 20.0, 3: 15.0}, 8: {1: 10.0, 3: 13.0}}))
     assert {"0.75\n15 ms", "1.30\n13 ms", "1.00\n20 ms"} <= set(shown)

@@ -368,7 +368,7 @@ def test_cuda_waits_for_nothing_while_a_step_is_launched(monkeypatch):
     assert sum(steady) > 5
 
 
-# ---- the drafter's law
+# ---- the drafter's distribution
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(2, 200), st.integers(0, 10**6), st.booleans(),
@@ -380,13 +380,13 @@ def test_the_law_by_one_sort_is_the_law(vocab, seed, ties, params):
     logits = 3 * torch.randn(len(params), vocab, generator=torch.Generator().manual_seed(seed))
     logits = logits.round() if ties else logits
     sampling = SamplingBatch.from_params(params)
-    assert torch.equal(resident.law(logits, sampling, True), probabilities(logits, sampling))
+    assert torch.equal(resident.distribution(logits, sampling, True), probabilities(logits, sampling))
     plain = SamplingBatch.from_params([SamplingParams(temperature=p.temperature) for p in params])
-    assert torch.equal(resident.law(logits, plain, False), probabilities(logits, plain))
+    assert torch.equal(resident.distribution(logits, plain, False), probabilities(logits, plain))
 
 
 def test_only_what_needs_nothing_from_the_host_flies(flights):
-    for options in (dict(drafter="ngram"), dict(drafter="near", record_laws=True), dict(drafter="sparse:near"),
+    for options in (dict(drafter="ngram"), dict(drafter="near", record_probs=True), dict(drafter="sparse:near"),
                     dict(selector="fixed:near")):
         engine = Engine(tiny.family(), pipeline="ahead", **options)
         engine.generate([[1, 4, 1]], GREEDY)

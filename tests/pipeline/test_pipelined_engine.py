@@ -94,7 +94,7 @@ def slow_down(engine: Engine, seed: int, most: float = 1e-3) -> None:
 
     engine.target.forward = delayed(engine.target.forward)
     for name in tiny.DRAFTERS:
-        drafter = engine.drafter_called(name)
+        drafter = engine.get_drafter(name)
         drafter.propose = delayed(drafter.propose)
 
 

@@ -14,7 +14,7 @@ from spin_core.decompose.plan import STRATEGIES
 from spin_core.runtime import ModelRunner
 
 SLOTS, ROOM = 4, 24
-quick = settings(max_examples=40, deadline=None)
+is_lookup = settings(max_examples=40, deadline=None)
 strategies = st.sampled_from(STRATEGIES)        # ways to attend to a ragged batch, which must not show
 
 
@@ -56,7 +56,7 @@ def passes(draw) -> list[list[tuple[int, int, list[int]]]]:
     return plan
 
 
-@quick
+@is_lookup
 @given(plan=passes(), strategy=strategies)
 def test_any_mixture_of_chunks_decodes_and_rollbacks_equals_the_model(plan, strategy):
     ours, held = runner(verification=strategy), [[] for _ in range(SLOTS)]
@@ -74,7 +74,7 @@ def test_any_mixture_of_chunks_decodes_and_rollbacks_equals_the_model(plan, stra
         assert ours.cache.lengths == [len(h) for h in held]
 
 
-@quick
+@is_lookup
 @given(st.data())
 def test_only_the_asked_rows_come_back_in_the_asked_order(data):
     ours = runner()
@@ -96,7 +96,7 @@ def path(parents: list[int], node: int) -> list[int]:
     return ([] if node < 0 else path(parents, parents[node]) + [node])
 
 
-@quick
+@is_lookup
 @given(tree=trees(), prefix=st.lists(tokens, max_size=9), chain=st.lists(tokens, min_size=1, max_size=5),
        strategy=strategies)
 def test_a_tree_node_sees_its_ancestors_and_nothing_beside_them(tree, prefix, chain, strategy):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from spin_core.select import NONE, Outcome, Seat, make
+from spin_core.select import NONE, Outcome, RequestView, make
 from spin_core.select.costs import AffineCost, shares
 from spin_core.select.ledger import Ledger
 from spin_core.theory import speed_up
@@ -49,7 +49,7 @@ def test_rates_are_those_of_the_present_batch(tried, now):
 def test_an_arm_tried_alone_is_not_taken_for_a_slow_one():
     """Request 0 tries "b" while it is alone, and the batch has "a" when it is full; b brings more in any batch."""
     selector = make("spin", ["a", "b"], explore=0, prior=0.0)
-    seats = [Seat(r, 9, 20, 8) for r in range(9)]
+    seats = [RequestView(r, 9, 20, 8) for r in range(9)]
     for _ in range(3):
         selector.observe(outcomes(9, 2, 1, "a"))
         selector.observe(outcomes(1, 2, 2, "b"))
@@ -60,21 +60,21 @@ def test_an_arm_tried_alone_is_not_taken_for_a_slow_one():
 def test_spin_drafts_as_many_tokens_as_pay(alpha, cost, gamma):
     """A thousand drafts, of which each tested token held with ``alpha`` and cost ``cost`` plain steps."""
     fixed, selector = (make("spin", ["a", "b"], gamma={"a": gamma, "b": 3}, shorten=some) for some in (False, True))
-    assert fixed.lengths([Seat(0, 9, 20, 8)], np.array([0, 1])).tolist() == [gamma, 3]
+    assert fixed.lengths([RequestView(0, 9, 20, 8)], np.array([0, 1])).tolist() == [gamma, 3]
     for _ in range(2):
         selector.observe([Outcome(0, NONE, 0, 0, 1, 0.0, .01, 1, .01, .01)])
     none, a, b = (selector.index[name] for name in (NONE, "a", "b"))
     selector.totals[:, a] = 1000, 1000 + alpha * 1e6, cost * .01 * 1e6, 1e6, 1e6    # steps, tokens, s, tested, drafted
-    lengths = selector.lengths([Seat(0, 9, 20, 8)], np.array([a]))
+    lengths = selector.lengths([RequestView(0, 9, 20, 8)], np.array([a]))
     assert 1 <= lengths[0] <= gamma
     assert speed_up(alpha, lengths[0], cost) == pytest.approx(
         max(speed_up(alpha, length, cost) for length in range(1, gamma + 1)), rel=1e-4)
-    assert selector.lengths([Seat(0, 9, 20, 8)], np.array([b, none])).tolist() == [3, 0]      # unknown, and nobody
+    assert selector.lengths([RequestView(0, 9, 20, 8)], np.array([b, none])).tolist() == [3, 0]      # unknown, and nobody
 
 
 def test_a_request_whose_drafts_hold_drafts_more_than_its_neighbour():
     selector = make("spin", ["a"], gamma=8, shorten=True)
-    seats = [Seat(r, 9, 20, 8) for r in range(2)]
+    seats = [RequestView(r, 9, 20, 8) for r in range(2)]
     for _ in range(20):
         selector.observe([Outcome(r, "a", 4, 4 - 4 * r, 5 - 4 * r, .01, .08, 10, .16, .05) for r in range(2)])
     holds, fails = selector.lengths(seats, np.array([0, 0]))
@@ -85,13 +85,13 @@ def test_a_request_alone_tries_every_drafter_when_it_explores():
     selector = make("spin", ["a", "b", "c", "d", "e"], first=50, growth=1.0, gamma=2, prior=0.0)
     tried = []
     for _ in range(5):
-        chosen = selector.assign([Seat(0, 9, 20, 8)])[0]
+        chosen = selector.assign([RequestView(0, 9, 20, 8)])[0]
         tried.append(chosen.drafter)
         selector.observe([Outcome(0, chosen.drafter, chosen.gamma, 1, 2, .01, .05, 3, .05, .05)])
     assert sorted(tried) == ["a", "b", "c", "d", "e"]
 
 
-def served(selector, seats: list[Seat], tokens: dict[str, int], steps: int) -> list[dict]:
+def served(selector, seats: list[RequestView], tokens: dict[str, int], steps: int) -> list[dict]:
     """Steps in which a drafter always brings as many tokens; the choices."""
     log = []
     for _ in range(steps):
@@ -105,18 +105,18 @@ def served(selector, seats: list[Seat], tokens: dict[str, int], steps: int) -> l
 def test_a_drafter_whose_reading_would_not_be_repaid_is_not_chosen(left, chosen):
     """It is twice as fast as plain decoding, and reading takes as long as 20 tokens do."""
     selector, price = make("spin", ["a"], first=1000, gamma=1), {"a": 1.0}
-    served(selector, [Seat(0, 9, 20, 8)], {"a": 2, "none": 1}, 8)
-    log = served(selector, [Seat(1, 0, 20, left - 1, unread=price)], {"a": 2, "none": 1}, 8)
+    served(selector, [RequestView(0, 9, 20, 8)], {"a": 2, "none": 1}, 8)
+    log = served(selector, [RequestView(1, 0, 20, left - 1, unread=price)], {"a": 2, "none": 1}, 8)
     assert [choices[1].drafter for choices in log] == [chosen] * 8
 
 
 @pytest.mark.parametrize("lengths", [range(6), [3] * 6], ids=["texts of all lengths", "texts of one length"])
 def test_a_drafter_that_would_read_for_long_is_explored_by_one_request_only(lengths):
     selector = make("spin", ["a", "b"], first=1, growth=1.0, gamma=1, prior=1000.0)
-    seats = [Seat(r, 9, 20, 99) for r in range(6)]
+    seats = [RequestView(r, 9, 20, 99) for r in range(6)]
     before = served(selector, seats, {"a": 1, "b": 1, "none": 1}, 9)                # nobody is worth it
     explored = any(c.drafter != "none" for c in before[-1].values())
-    unread = [Seat(r, 9, 20, 99, unread={"a": 1.0 + n, "b": 2.0 + n}) for r, n in enumerate(lengths)]
+    unread = [RequestView(r, 9, 20, 99, unread={"a": 1.0 + n, "b": 2.0 + n}) for r, n in enumerate(lengths)]
     for step, choices in enumerate(served(selector, unread, {"a": 1, "b": 1, "none": 1}, 12)):
         tried = {c.drafter: r for r, c in choices.items() if c.drafter != "none"}
         assert len(tried) == sum(c.drafter != "none" for c in choices.values())

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from spin_core.select import NAMES, NONE, Choice, Outcome, Scored, Seat, make
+from spin_core.select import NAMES, NONE, Choice, Outcome, Scored, RequestView, make
 
 ARMS = ["a", "b", "ngram"]
 POLICIES = [n for n in NAMES if not n.startswith("fixed")] + ["fixed:a", f"fixed:{NONE}"]
@@ -30,7 +30,7 @@ def serve(selector, steps: int, batch: int = 4, capacities=None, **more) -> list
     """A few steps of requests that never end."""
     log = []
     for step in range(steps):
-        seats = [Seat(r, step, step + 5, 8, found={"ngram": 3 * (r % 2)}) for r in range(batch)]
+        seats = [RequestView(r, step, step + 5, 8, found={"ngram": 3 * (r % 2)}) for r in range(batch)]
         choices = selector.assign(seats, capacities)
         log.append(choices)
         selector.observe([outcome(r, c, accepted=r % 3, **more) for r, c in choices.items()])
@@ -67,7 +67,7 @@ def test_who_is_retired_in_mid_step_is_not_listened_to(policy):
     for retiring in (False, True):
         selector, wishes = build(policy), set()
         for request in range(60):
-            seats = [Seat(request, 16, 20, 80)]
+            seats = [RequestView(request, 16, 20, 80)]
             selector.observe([outcome(request, selector.assign(seats)[request])])
             if retiring and request == 20:
                 wishes.clear()
@@ -81,7 +81,7 @@ def test_who_is_retired_in_mid_step_is_not_listened_to(policy):
 def test_the_order_of_the_seats_does_not_matter(policy):
     one, other = build(policy, seed=3), build(policy, seed=3)
     for step in range(15):
-        seats = [Seat(r, step, step + 5, 8) for r in range(6)]
+        seats = [RequestView(r, step, step + 5, 8) for r in range(6)]
         choices = one.assign(seats, {"b": 2})
         assert choices == other.assign(seats[::-1], {"b": 2})
         for selector in (one, other):
@@ -93,7 +93,7 @@ def test_the_order_of_the_seats_does_not_matter(policy):
                                  dict(seconds=-1.0), dict(seconds=0.0)])
 def test_failures_and_impossible_seconds_are_not_learned(policy, bad):
     taught, other = build(policy, seed=1), build(policy, seed=1)
-    seats = [Seat(r, 0, 5, 8) for r in range(4)]
+    seats = [RequestView(r, 0, 5, 8) for r in range(4)]
     for _ in range(10):
         choices = taught.assign(seats)
         assert choices == other.assign(seats)
@@ -106,7 +106,7 @@ def test_failures_and_impossible_seconds_are_not_learned(policy, bad):
 def test_near_the_end_nobody_drafts_more_than_can_be_of_use(policy):
     selector = build(policy)
     for room in (0, 1, 2, 8) * 6:
-        choice = selector.assign([Seat(0, 1, 9, room)])[0]
+        choice = selector.assign([RequestView(0, 1, 9, room)])[0]
         assert choice.gamma <= room and (room or choice.drafter == NONE)
         selector.observe([outcome(0, choice)])
 
@@ -115,7 +115,7 @@ def test_near_the_end_nobody_drafts_more_than_can_be_of_use(policy):
 def test_a_drafter_that_would_find_nothing_is_not_chosen(policy):
     selector = build(policy, seed=2)
     for step in range(60):
-        seats = [Seat(r, step, step + 5, 8, found={"a": 0, "b": r % 2}) for r in range(4)]
+        seats = [RequestView(r, step, step + 5, 8, found={"a": 0, "b": r % 2}) for r in range(4)]
         choices = selector.assign(seats)
         assert all(c.drafter != "a" and (c.drafter != "b" or r % 2) for r, c in choices.items())
         selector.observe([outcome(r, c, accepted=1) for r, c in choices.items()])
@@ -127,7 +127,7 @@ def test_learners_find_a_drafter_that_is_far_better(policy):
     counts = dict.fromkeys([*ARMS, NONE], 0)
     rng = np.random.default_rng(0)
     for step in range(400):
-        seats = [Seat(r, step, step + 5, 8) for r in range(4)]
+        seats = [RequestView(r, step, step + 5, 8) for r in range(4)]
         for request, (drafter, gamma) in selector.assign(seats).items():
             accepted = gamma if drafter == "b" and rng.random() < .95 else 0
             counts[drafter] += 1
@@ -148,9 +148,9 @@ def test_what_cannot_be_is_refused_by_name():
     with pytest.raises(ValueError, match="'b' has 0"):
         make("random", ["a", "b"], gamma={"a": 1, "b": 0})
     with pytest.raises(ValueError, match="seated twice"):
-        build("random").assign([Seat(1, 0, 5, 8), Seat(1, 0, 5, 8)])
+        build("random").assign([RequestView(1, 0, 5, 8), RequestView(1, 0, 5, 8)])
     with pytest.raises(ValueError, match="capacity of 'a' is -1"):
-        build("random").assign([Seat(1, 0, 5, 8)], {"a": -1})
+        build("random").assign([RequestView(1, 0, 5, 8)], {"a": -1})
     with pytest.raises(ValueError, match="growth >= 1"):
         build("spin", growth=.5)
     with pytest.raises(ValueError, match="epsilon"):
@@ -168,7 +168,7 @@ def books(selector) -> dict[str, dict]:
 def test_a_request_that_left_is_forgotten(policy):
     selector, used = build(policy), set()
     for request in range(200):
-        seats = [Seat(request, 16, 20, 80)]     # far enough to be listened to
+        seats = [RequestView(request, 16, 20, 80)]     # far enough to be listened to
         for _ in range(2):
             choice = selector.assign(seats)[request]
             selector.observe([outcome(request, choice)])

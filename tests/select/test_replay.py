@@ -13,12 +13,12 @@ from spin_core.lab.simulate.recording import MAX_GAMMA, Passes, Recording, chain
 from spin_core.lab.simulate.replay import replay
 from spin_core.lab.simulate.synthetic import synthetic
 
-LAWS = {"prose": {"a": .8, "b": .4}, "code": {"a": .3, "b": .85}}
+DISTRIBUTIONS = {"prose": {"a": .8, "b": .4}, "code": {"a": .3, "b": .85}}
 COSTS = {"a": .05, "b": .1}
 
 
 def record(order=("prose", "code") * 3, tokens=40, seed=0) -> Recording:
-    return synthetic(LAWS, COSTS, order, tokens=tokens, seed=seed)
+    return synthetic(DISTRIBUTIONS, COSTS, order, tokens=tokens, seed=seed)
 
 
 def with_lookup(recording: Recording) -> Recording:

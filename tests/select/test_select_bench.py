@@ -14,8 +14,8 @@ from spin_core.lab.simulate.synthetic import synthetic
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     path = tmp_path_factory.mktemp("bench") / "r.npz"
-    laws = {"x": {"a": .8, "b": .3}, "y": {"a": .3, "b": .8}}
-    synthetic(laws, {"a": .05, "b": .05}, ["x", "y"] * 8, tokens=30).save(path)
+    distributions = {"x": {"a": .8, "b": .3}, "y": {"a": .3, "b": .8}}
+    synthetic(distributions, {"a": .05, "b": .05}, ["x", "y"] * 8, tokens=30).save(path)
     return select.run(SimpleNamespace(record=None, recording=str(path), seeds=2, batch=4, sweep=False, time=False))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spin_core.select import Outcome, Seat, make
+from spin_core.select import Outcome, RequestView, make
 from spin_core.lab.simulate.recording import Passes
 from spin_core.select.schedule import Epochs
 from spin_core.select.survival import Survival
@@ -54,13 +54,13 @@ def test_the_budget_goes_to_the_requests_that_use_it():
     selector = make("spin-full", ["a"], cost=Passes((1, 100), (1.0, 3.0)))
     rng = np.random.default_rng(0)
     for step in range(300):
-        seats = [Seat(r, step, step + 9, 8) for r in range(2)]
+        seats = [RequestView(r, step, step + 9, 8) for r in range(2)]
         outcomes = []
         for request, (drafter, gamma) in selector.assign(seats).items():
             accepted = int(np.cumprod(rng.random(8) < (.95, .3)[request]).sum().clip(0, gamma))
             outcomes.append(Outcome(request, drafter, gamma, accepted, accepted + 1, .01 * gamma, .5, 4, 1.1))
         selector.observe(outcomes)
-    choices = selector.assign([Seat(r, 300, 309, 8) for r in range(2)])
+    choices = selector.assign([RequestView(r, 300, 309, 8) for r in range(2)])
     assert choices[0].gamma >= 6 and choices[1].gamma <= choices[0].gamma - 3
 
 
@@ -68,11 +68,11 @@ def test_the_budget_goes_to_the_requests_that_use_it():
 def test_dear_rows_shorten_drafts(slope, least, most):
     selector = make("spin-full", ["a"], cost=Passes((1, 1001), (1.0, 1.0 + 1000 * slope)))
     for step in range(60):
-        choice = selector.assign([Seat(0, step, step + 9, 8)])[0]
+        choice = selector.assign([RequestView(0, step, step + 9, 8)])[0]
         accepted = min(choice.gamma, (3, 1, 0, 2)[step % 4])
         selector.observe([Outcome(0, choice.drafter, choice.gamma, accepted, accepted + 1, .001 * choice.gamma, 1.0,
                                   1 + choice.gamma, 1.0)])
-    assert least <= selector.assign([Seat(0, 60, 69, 8)])[0].gamma <= most
+    assert least <= selector.assign([RequestView(0, 60, 69, 8)])[0].gamma <= most
 
 
 def test_epochs_explore_about_as_often_as_the_logarithm():

@@ -48,7 +48,7 @@ def test_bigger_drafters_hit_more():
     for data in DATA_SETS.values():
         rates = [data.mean_hit(d) for d in DRAFTERS if d != "265M"]
         assert rates == sorted(rates)
-        assert all(0 < acceptance._law(data, d)[1] < 1 for d in DRAFTERS)
+        assert all(0 < acceptance._distribution(data, d)[1] < 1 for d in DRAFTERS)
 
 
 def test_a_mix_takes_turns_and_a_seed_is_a_recording(recordings):

@@ -79,7 +79,7 @@ def test_the_promised_case_comes_first_and_has_its_bars(interpreted, monkeypatch
 
 
 def test_the_dense_rule_follows_the_law():
-    """One drafted token of the wrong law, and then: chi-square of what is emitted."""
+    """One drafted token of the wrong distribution, and then: chi-square of what is emitted."""
     p, q, n = torch.tensor([0.5, 0.3, 0.15, 0.05]), torch.tensor([0.1, 0.2, 0.3, 0.4]), 50_000
     torch.manual_seed(0)
     drafted = q.multinomial(n, replacement=True)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from spin_core.draft.base import Draft
-from spin_core.randomness import ACCEPT, RESIDUAL, race, uniform
+from spin_core.randomness import ACCEPT, RESIDUAL, exponential_race, uniform
 from spin_core.request import SamplingParams
 from spin_core.sampling import SamplingBatch, probabilities
 from spin_core.verify import chain, verify_chain
@@ -17,9 +17,9 @@ from spin_core.verify import chain, verify_chain
 SAMPLED = SamplingParams(temperature=1.0)
 
 
-def plain_verdict(logits: Tensor, tokens: list[int], laws: list[Tensor | None], ids: Tensor | None,
+def plain_verdict(logits: Tensor, tokens: list[int], distributions: list[Tensor | None], ids: Tensor | None,
                   params: SamplingParams, position: int) -> list[int] | None:
-    """One request, position by position: the emitted tokens, None for a failure. ``laws`` holds q or None."""
+    """One request, position by position: the emitted tokens, None for a failure. ``distributions`` holds q or None."""
     sampling, vocab, out = SamplingBatch.from_params([params]), logits.shape[-1], []
     for j, row in enumerate(logits):
         p = probabilities(row.unsqueeze(0), sampling)[0]
@@ -27,10 +27,10 @@ def plain_verdict(logits: Tensor, tokens: list[int], laws: list[Tensor | None], 
             return None
         q = torch.zeros(vocab)
         if j < len(tokens):
-            if laws[j] is None:
+            if distributions[j] is None:
                 q[tokens[j]] = 1
             else:
-                q[torch.arange(vocab) if ids is None else ids] = laws[j]
+                q[torch.arange(vocab) if ids is None else ids] = distributions[j]
             u = uniform(sampling.seed, torch.tensor([position + j]), ACCEPT)
             if u * q[tokens[j]] < p[tokens[j]]:
                 out.append(tokens[j])
@@ -39,7 +39,7 @@ def plain_verdict(logits: Tensor, tokens: list[int], laws: list[Tensor | None], 
         rest = rest if rest.sum() > 0 else p
         if params.greedy:
             return out + [int(row.argmax())]
-        return out + race(rest.unsqueeze(0), sampling.seed, torch.tensor([position + j]), RESIDUAL).tolist()
+        return out + exponential_race(rest.unsqueeze(0), sampling.seed, torch.tensor([position + j]), RESIDUAL).tolist()
 
 
 def make_batch(counts: list[int], vocab: int, seed: int, subset: bool = False, dtype=torch.float32):
@@ -66,8 +66,8 @@ def one_by_one(logits: Tensor, draft: Draft, params: list[SamplingParams], posit
     """:func:`plain_verdict` of every request of a batch."""
     verdicts = []
     for b, (start, end) in enumerate(zip(draft.cu.tolist(), draft.cu[1:].tolist())):
-        laws = [None if r < 0 else draft.probs[r] for r in draft.prob_row[start:end].tolist()]
-        verdicts.append(plain_verdict(logits[start + b:end + b + 1], draft.tokens[start:end].tolist(), laws,
+        distributions = [None if r < 0 else draft.probs[r] for r in draft.prob_row[start:end].tolist()]
+        verdicts.append(plain_verdict(logits[start + b:end + b + 1], draft.tokens[start:end].tolist(), distributions,
                                       draft.ids, params[b], position[b]))
     return verdicts
 
@@ -158,7 +158,7 @@ def test_a_greedy_batch_pays_for_no_law_and_no_noise(monkeypatch):
     def unwanted(*_):
         raise AssertionError("a greedy batch needs only an argmax")
 
-    for name in ("probabilities", "uniform", "race"):
+    for name in ("probabilities", "uniform", "exponential_race"):
         monkeypatch.setattr(chain, name, unwanted)
     logits, draft = make_batch([2, 0, 3], 11, seed=0)
     params = [SamplingParams(seed=5)] * 3
@@ -198,7 +198,7 @@ def test_a_residual_without_mass_falls_back_to_p(monkeypatch):
     verdict = verify(logits, draft, params, [7] * n)
     p = logits[:n].softmax(-1)
     assert verdict.num_accepted.sum() == 0 and not verdict.failed.any()
-    assert torch.equal(verdict.tokens[:, 0], race(p, torch.arange(n), torch.full((n,), 7), RESIDUAL))
+    assert torch.equal(verdict.tokens[:, 0], exponential_race(p, torch.arange(n), torch.full((n,), 7), RESIDUAL))
     assert set(verdict.tokens[:, 0].tolist()) == {0, 1}
 
 
@@ -239,7 +239,7 @@ def test_a_drafter_without_a_law_costs_speed_but_not_the_law():
                   torch.zeros(n, dtype=torch.int64))
     verdict = verify(p.log().repeat(2 * n, 1), draft, [SAMPLED.with_(seed=i) for i in range(n)], [3] * n)
     assert verdict.num_accepted.sum() == 0
-    expected = race(p.log().softmax(-1).expand(n, -1), torch.arange(n), torch.full((n,), 3), RESIDUAL)
+    expected = exponential_race(p.log().softmax(-1).expand(n, -1), torch.arange(n), torch.full((n,), 3), RESIDUAL)
     assert torch.equal(verdict.tokens[:, 0], expected)
 
 
@@ -248,8 +248,8 @@ def test_nothing_drafted_is_plain_sampling():
     params = [SAMPLED.with_(seed=i) for i in range(4)] + [SamplingParams()]
     verdict = verify(logits, Draft.empty(5), params)
     p = probabilities(logits, SamplingBatch.from_params(params))
-    plain = race(p, torch.tensor([0, 1, 2, 3, 0]), torch.arange(5) + 10, RESIDUAL)
-    assert torch.equal(verdict.tokens, plain.unsqueeze(-1))     # a greedy law leaves its race no choice
+    plain = exponential_race(p, torch.tensor([0, 1, 2, 3, 0]), torch.arange(5) + 10, RESIDUAL)
+    assert torch.equal(verdict.tokens, plain.unsqueeze(-1))     # a greedy distribution leaves its race no choice
 
 
 def test_no_requests():

@@ -1,4 +1,4 @@
-"""Lossless in law: by exact enumeration of every draft and every verdict, and by chi-square of real draws.
+"""Lossless in distribution: by exact enumeration of every draft and every verdict, and by chi-square of real draws.
 
 A model here is a table: node 0 is the empty output, node ``s * V + 1 + v`` is node s followed by token v, and
 every node has its own random logits, so p and q depend on the whole prefix and never agree. Each proof comes
@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from spin_core.draft.base import Draft
-from spin_core.randomness import DRAFT, FINAL, philox, race, uniform
+from spin_core.randomness import DRAFT, FINAL, philox, exponential_race, uniform
 from spin_core.request import SamplingParams
 from spin_core.sampling import SamplingBatch, probabilities
 from spin_core.verify import chain
@@ -50,14 +50,14 @@ def target_law(logits: Tensor, params: SamplingParams) -> Tensor:
 
 
 def continuations(p: Tensor, depth: int) -> list[Tensor]:
-    """Entry d ``[V^d, V^(depth - d)]``: the joint law of what follows each prefix of d tokens."""
+    """Entry d ``[V^d, V^(depth - d)]``: the joint distribution of what follows each prefix of d tokens."""
     vocab = p.shape[-1]
-    laws = [torch.ones(vocab**depth, 1, dtype=p.dtype)]
+    distributions = [torch.ones(vocab**depth, 1, dtype=p.dtype)]
     for d in reversed(range(depth)):
         first = sum(vocab**i for i in range(d))
         here = p[first:first + vocab**d].unsqueeze(-1)
-        laws.insert(0, (here * laws[0].view(vocab**d, vocab, -1)).flatten(1))
-    return laws
+        distributions.insert(0, (here * distributions[0].view(vocab**d, vocab, -1)).flatten(1))
+    return distributions
 
 
 def law_of(logits: Tensor, params: SamplingParams) -> Tensor:
@@ -80,10 +80,10 @@ def acceptance(accepts, p: Tensor, q: Tensor) -> Tensor:
 
 def enumerate_law(monkeypatch, p_logits, q, params, gamma, kind, ids=None, reported=None,
                   accepts=None) -> Tensor:
-    """The exact joint law ``[V^(gamma + 1)]`` of gamma + 1 output tokens: verify one draft, go on from the
+    """The exact joint distribution ``[V^(gamma + 1)]`` of gamma + 1 output tokens: verify one draft, go on from the
     target.
 
-    ``q [nodes, Vd]`` is the law drafts are drawn from (an argmax draft: its argmax), ``reported`` the one
+    ``q [nodes, Vd]`` is the distribution drafts are drawn from (an argmax draft: its argmax), ``reported`` the one
     handed to the verifier (the same, unless a test wants a mistake), over the target ids ``ids``. Every draft
     meets every verdict in one call of verify_chain, whose own p, q and residual weights are recorded and
     weighed by their probabilities.
@@ -129,7 +129,7 @@ def enumerate_law(monkeypatch, p_logits, q, params, gamma, kind, ids=None, repor
     accepts = accepts or chain.accepts
     with monkeypatch.context() as patch:
         patch.setattr(chain, "accepts", record_accepts)
-        patch.setattr(chain, "race", record_race)
+        patch.setattr(chain, "exponential_race", record_race)
         sampling = SamplingBatch.from_params([params] * batch)
         position = torch.zeros(batch, dtype=torch.int64)
         verdict = chain.verify_chain(p_logits[nodes].flatten(0, 1), draft, sampling, position)
@@ -228,12 +228,12 @@ def speculate(p_logits: Tensor, q_logits: Tensor, params: list[SamplingParams], 
     while (alive := (written < length).nonzero().squeeze(-1)).numel():
         sampling, start, base = everyone.rows(alive), node[alive], written[alive]
         gamma = torch.minimum((alive + steps) % 4, length - 1 - base)
-        nodes, tokens, laws = [start], [], []
+        nodes, tokens, distributions = [start], [], []
         for j in range(int(gamma.max())):
             logits = q_logits[nodes[-1].clamp(max=len(q_logits) - 1)]   # rows past their gamma: dropped below
             q = probabilities(logits, sampling)
-            laws.append(q if reported is None else probabilities(logits / reported, sampling))
-            column = q.argmax(-1) if is_one_hot(kind, j) else race(q, sampling.seed, base + j, DRAFT, base)
+            distributions.append(q if reported is None else probabilities(logits / reported, sampling))
+            column = q.argmax(-1) if is_one_hot(kind, j) else exponential_race(q, sampling.seed, base + j, DRAFT, base)
             tokens.append(column if ids is None else ids[column])
             nodes.append(nodes[-1] * vocab + 1 + tokens[-1])
         steps += 1
@@ -243,7 +243,7 @@ def speculate(p_logits: Tensor, q_logits: Tensor, params: list[SamplingParams], 
             soft = torch.tensor([reported is not None or not is_one_hot(kind, j) for j in range(len(tokens))])
             soft = soft.expand(len(alive), -1)[drafted]
             draft = Draft(torch.stack(tokens, 1)[drafted], torch.cat([gamma.new_zeros(1), gamma.cumsum(0)]),
-                          torch.stack(laws, 1)[drafted][soft], torch.where(soft, soft.cumsum(0) - 1, -1), ids)
+                          torch.stack(distributions, 1)[drafted][soft], torch.where(soft, soft.cumsum(0) - 1, -1), ids)
         needed = torch.arange(len(nodes)) <= gamma.unsqueeze(-1)
         verdict = chain.verify_chain(p_logits[torch.stack(nodes, 1)[needed]], draft, sampling, base)
         assert not verdict.failed.any()
@@ -253,10 +253,10 @@ def speculate(p_logits: Tensor, q_logits: Tensor, params: list[SamplingParams], 
     return node - sum(vocab**d for d in range(length))
 
 
-def p_value(outputs: Tensor, law: Tensor) -> float:
-    seen = outputs.bincount(minlength=len(law))
-    assert not seen[law == 0].any(), "an output the target cannot write"
-    return stats.chisquare(seen[law > 0].numpy(), (law[law > 0] / law.sum() * len(outputs)).numpy()).pvalue
+def p_value(outputs: Tensor, distribution: Tensor) -> float:
+    seen = outputs.bincount(minlength=len(distribution))
+    assert not seen[distribution == 0].any(), "an output the target cannot write"
+    return stats.chisquare(seen[distribution > 0].numpy(), (distribution[distribution > 0] / distribution.sum() * len(outputs)).numpy()).pvalue
 
 
 VOCAB, LENGTH, REQUESTS = 4, 3, 100_000
@@ -288,7 +288,7 @@ def test_chi_square_catches(monkeypatch, mistake):
 
 
 def test_chi_square_catches_noise_used_twice(monkeypatch):
-    """Were the accept test of the first token to reuse the bits it was drawn with, the law would be lost."""
+    """Were the accept test of the first token to reuse the bits it was drawn with, the distribution would be lost."""
     def drafts(seed, position):
         return (philox(FINAL, position, DRAFT, 0, seed)[0] >> 8) * 2.0**-24     # what column 0 raced with
 
@@ -303,8 +303,8 @@ def test_each_request_of_a_mixed_batch_follows_its_own_law():
     params = [PARAMS[names[i % len(names)]].with_(seed=i // len(names)) for i in range(25_000 * len(names))]
     outputs = speculate(p_logits.float(), q_logits.float(), params, LENGTH, "mixed")
     for i, name in enumerate(names):
-        law = continuations(target_law(p_logits, PARAMS[name]), LENGTH)[0][0]
+        distribution = continuations(target_law(p_logits, PARAMS[name]), LENGTH)[0][0]
         if name == "greedy":
-            assert (outputs[i::len(names)] == law.argmax()).all()
+            assert (outputs[i::len(names)] == distribution.argmax()).all()
         else:
-            assert p_value(outputs[i::len(names)], law) > 1e-7, name
+            assert p_value(outputs[i::len(names)], distribution) > 1e-7, name

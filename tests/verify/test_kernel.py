@@ -220,8 +220,8 @@ def test_bytes_read(kind, dtype):
     if kind == "one-hot":
         draft = Draft(draft.tokens, draft.cu)
     params = [(SamplingParams() if kind == "greedy" else SAMPLED).with_(seed=b) for b in range(7)]
-    laws = torch.empty(0) if draft.probs is None else draft.probs
-    with counted(logits, laws) as reads:
+    distributions = torch.empty(0) if draft.probs is None else draft.probs
+    with counted(logits, distributions) as reads:
         verdict = kernel.verify_chain(logits, draft, SamplingBatch.from_params(params), torch.arange(7), **SMALL)
     accepted = verdict.num_accepted
     request = torch.arange(7).repeat_interleave(draft.counts + 1)
@@ -246,9 +246,9 @@ def test_bytes_read(kind, dtype):
     if kind == "sampled":
         tested = (step <= accepted[request]) & (step < draft.counts[request])
         row = (torch.arange(len(logits)) - request)[tested]
-        law, again = draft.prob_row[row], (rejected * (vocab + size))[tested]
+        distribution, again = draft.prob_row[row], (rejected * (vocab + size))[tested]
         want = torch.zeros(len(draft.probs), dtype=torch.int64)
-        want.index_add_(0, law[law >= 0], 1 + again[law >= 0])
+        want.index_add_(0, distribution[distribution >= 0], 1 + again[distribution >= 0])
         assert torch.equal(reads[1].sum(-1), want)
 
 
@@ -276,7 +276,7 @@ def test_filters_keep_the_reference_s_tokens(device, ties):
         logits[::9] = 2.0
     params = [SamplingParams(temperature=0.5 + i % 3, top_k=k, top_p=p, min_p=m) for i, (k, p, m) in enumerate(cases)]
     sampling = SamplingBatch.from_params(params)
-    law = probabilities(logits, sampling)
+    distribution = probabilities(logits, sampling)
     peak = logits.amax(-1, keepdim=True)
     weight = ((logits - peak) / sampling.temperature.float().unsqueeze(-1)).exp()
     on = SamplingBatch.from_params(params, device)
@@ -285,8 +285,8 @@ def test_filters_keep_the_reference_s_tokens(device, ties):
                          weight.sum(-1).to(device), out, 40, BLOCK=32)
     floor, total = out.cpu().unbind(-1)
     kept = (logits >= floor.unsqueeze(-1)) & logits.isfinite()
-    assert torch.equal(kept, law > 0)
-    torch.testing.assert_close(weight * kept / total.unsqueeze(-1), law, rtol=1e-5, atol=1e-7)
+    assert torch.equal(kept, distribution > 0)
+    torch.testing.assert_close(weight * kept / total.unsqueeze(-1), distribution, rtol=1e-5, atol=1e-7)
 
 
 # ---- the noise
@@ -392,10 +392,10 @@ def test_at_most_two_launches_and_no_wait_for_the_device():
     assert len(launched) <= 2, launched
 
 
-# ---- the law, and who is asked
+# ---- the distribution, and who is asked
 
 def p_values(draws: int, device: str) -> tuple[float, float]:
-    """Chi-square of first emitted tokens against p, and of the drafted tokens: the same test on the wrong law."""
+    """Chi-square of first emitted tokens against p, and of the drafted tokens: the same test on the wrong distribution."""
     p, q = torch.tensor([0.4, 0.3, 0.2, 0.1]), torch.tensor([0.1, 0.2, 0.3, 0.4])
     generator = torch.Generator().manual_seed(0)
     drafted = q.multinomial(draws, replacement=True, generator=generator)

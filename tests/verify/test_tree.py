@@ -22,7 +22,7 @@ from spin_core.lab.lessons.l6_verify_kernel.rules import (
     shuffled,
     without_replacement,
 )
-from spin_core.randomness import DRAFT, race
+from spin_core.randomness import DRAFT, exponential_race
 from spin_core.request import SamplingParams
 from spin_core.sampling import SamplingBatch
 from spin_core.draft.base import Draft
@@ -57,27 +57,27 @@ weights = st.lists(st.sampled_from([0.0, 0.0, 0.01, 0.2, 0.5, 1.0]), min_size=6,
 @settings(max_examples=15, deadline=None)
 @given(weights.filter(any), weights.filter(lambda w: sum(x > 0 for x in w) >= COUNT), st.sampled_from([*LOSSLESS]))
 def test_lossless_for_any_laws(p, q, name):
-    """Zeros, and laws that share nothing or everything, included."""
+    """Zeros, and distributions that share nothing or everything, included."""
     p, q = (torch.tensor(x, dtype=torch.float64) for x in (p, q))
     assert measure(LOSSLESS[name], p / p.sum(), q / q.sum())[0] < 1e-9
 
 
-def tree(parents: list[int], tokens: list[int], laws: Tensor | None = None, way: str = "independent", rows=None) -> Tree:
+def tree(parents: list[int], tokens: list[int], distributions: Tensor | None = None, way: str = "independent", rows=None) -> Tree:
     """One request's tree."""
     rows = None if rows is None else torch.tensor(rows)
-    return Tree(torch.tensor(tokens), torch.tensor([0, len(tokens)]), laws, rows, None, torch.tensor(parents), way)
+    return Tree(torch.tensor(tokens), torch.tensor([0, len(tokens)]), distributions, rows, None, torch.tensor(parents), way)
 
 
 def test_what_cannot_be_lossless_is_refused():
-    law = Q.unsqueeze(0)
+    distribution = Q.unsqueeze(0)
     with pytest.raises(ValueError, match="'deduplicated' cannot be verified: merging equal siblings"):
-        tree([-1, -1], [1, 2], law, "deduplicated", [0, 0])
+        tree([-1, -1], [1, 2], distribution, "deduplicated", [0, 0])
     with pytest.raises(ValueError, match="'beam' cannot be verified: known ways are independent, without"):
         tree([-1], [1], way="beam")
     with pytest.raises(ValueError, match="request 0: top_k children are no draw from their scores"):
-        tree([-1, -1], [1, 2], law, "top_k", [0, 0])
+        tree([-1, -1], [1, 2], distribution, "top_k", [0, 0])
     with pytest.raises(ValueError, match="equal siblings cannot have been drawn without_replacement"):
-        tree([-1, 0, 0], [1, 2, 2], law, "without_replacement", [0, 0, 0])
+        tree([-1, 0, 0], [1, 2, 2], distribution, "without_replacement", [0, 0, 0])
     with pytest.raises(ValueError, match="every node has a proposal"):
         Tree(torch.tensor([1, 2]), torch.tensor([0, 2]), way="top_k", proposals=[[Proposal(0, -1)]])
     for parents in ([0], [-1, 2, 0], [-2]):
@@ -137,9 +137,9 @@ def test_each_verifier_takes_its_own_kind_and_laws_must_be_there():
         verify_chain(torch.zeros(3, 6), siblings, sampling, position)
     with pytest.raises(ValueError, match="verify_tree: got a Draft"):
         verify_tree(torch.zeros(2, 6), Draft.one_hot([[1]]), sampling, position)
-    for laws, rows in ((None, [0, -1]), (torch.full((1, 6), 1 / 6), [1, -1]), (None, [-2, -1])):
-        with pytest.raises(ValueError, match="request 0: a proposal's row is -1 or one of the . laws"):
-            tree([-1, -1], [1, 2], laws, rows=rows)
+    for distributions, rows in ((None, [0, -1]), (torch.full((1, 6), 1 / 6), [1, -1]), (None, [-2, -1])):
+        with pytest.raises(ValueError, match="request 0: a proposal's row is -1 or one of the . distributions"):
+            tree([-1, -1], [1, 2], distributions, rows=rows)
     with pytest.raises(ValueError, match="proposals of 1 requests for 2 trees"):
         Tree(torch.tensor([1, 2]), torch.tensor([0, 1, 2]), proposals=[[Proposal(0, -1)]])
 
@@ -165,12 +165,12 @@ def two_tokens(way: str, mistake: bool = False) -> float:
 
     def draw(at: Tensor, base: int) -> Tensor:
         """Two children of each node ``at [R]``."""
-        law, place = q[at], torch.full_like(seed, 3)
-        first = race(law, seed, place, DRAFT, 2 * base)
+        distribution, place = q[at], torch.full_like(seed, 3)
+        first = exponential_race(distribution, seed, place, DRAFT, 2 * base)
         if way == "top_k":
-            return law.topk(2).indices
-        again = law.scatter(1, first.unsqueeze(1), 0.0) if way == "without_replacement" else law
-        return torch.stack([first, race(again, seed, place, DRAFT, 2 * base + 1)], 1)
+            return distribution.topk(2).indices
+        again = distribution.scatter(1, first.unsqueeze(1), 0.0) if way == "without_replacement" else distribution
+        return torch.stack([first, exponential_race(again, seed, place, DRAFT, 2 * base + 1)], 1)
 
     top = draw(torch.zeros_like(seed), 0)
     below = [draw(1 + top[:, i], 1 + i) for i in range(2)]
@@ -186,7 +186,7 @@ def two_tokens(way: str, mistake: bool = False) -> float:
     first, second = verdict.tokens[:, 0], verdict.tokens[:, 1]
     p = p_logits.softmax(-1)
     missing = second < 0            # nothing accepted: the target goes on
-    second = torch.where(missing, race(p[1 + first], seed, torch.full_like(seed, 99), 2), second)
+    second = torch.where(missing, exponential_race(p[1 + first], seed, torch.full_like(seed, 99), 2), second)
     joint = (p[0].unsqueeze(-1) * p[1:]).flatten().double()
     seen = (first * VOCAB + second).bincount(minlength=VOCAB**2)
     return stats.chisquare(seen.numpy(), (joint / joint.sum() * REQUESTS).numpy()).pvalue

@@ -57,7 +57,7 @@ def generate(family, model, batch: int, max_new_tokens: int, temperature: float 
             mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in part], device=family.device)
             with torch.inference_mode():
                 tokens = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=max_new_tokens,
-                                        **_law(family, temperature), **options)
+                                        **_distribution(family, temperature), **options)
             out += [_upto_stop(row, family) for row in tokens[:, width:].tolist()]
         return out
     return decode
@@ -72,7 +72,7 @@ def continuous(family, max_new_tokens: int, temperature: float = 0.0) -> Callabl
     model = share_weights(family.target)        # it switches the attention of the model it runs
 
     def decode(prompts: Tokens) -> Tokens:
-        config = GenerationConfig(max_new_tokens=max_new_tokens, **_law(family, temperature))
+        config = GenerationConfig(max_new_tokens=max_new_tokens, **_distribution(family, temperature))
         page = 32
         pages = sum(-(-(len(prompt) + max_new_tokens) // page) for prompt in prompts)
         outputs = model.generate_batch(inputs=prompts, generation_config=config, continuous_batching_config=
@@ -149,12 +149,12 @@ def flashspec(family, assistant, max_new_tokens: int, temperature: float = 0.0) 
     return decode
 
 
-def _law(family, temperature: float) -> dict:
-    """The target's own law: no truncation."""
-    law = {"do_sample": False}
+def _distribution(family, temperature: float) -> dict:
+    """The target's own distribution: no truncation."""
+    distribution = {"do_sample": False}
     if temperature:
-        law = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-    return law | {"eos_token_id": list(family.stop_ids), "pad_token_id": family.stop_ids[0]}
+        distribution = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+    return distribution | {"eos_token_id": list(family.stop_ids), "pad_token_id": family.stop_ids[0]}
 
 
 def _upto_stop(tokens: list[int], family) -> list[int]:

@@ -124,7 +124,7 @@ def judge(family, name: str, answers: Answers, scores: list[Scores] | None = Non
 @dataclass
 class View:
     """What a drafter would do before each token of one answer: how many tokens it drafts at most, how many of
-    those are right, whether it looks them up; its overlap with the target's law, and whether its first one is right."""
+    those are right, whether it looks them up; its overlap with the target's distribution, and whether its first one is right."""
 
     drafted: list[int]
     accepted: list[int]

@@ -131,7 +131,7 @@ def measure(args, whole: Report) -> None:
         here = field_of(family, batch, temperature, args)
         params = SamplingParams(temperature, max_new_tokens=args.max_new_tokens)
         try:
-            race(here, prompts, before, params, stop, whole.notes)
+            compare(here, prompts, before, params, stop, whole.notes)
         finally:
             if rounds := len({number for c in here for number, _ in c.cells}):
                 whole.rows += [{"batch": batch, "temperature": temperature} | row(c, here[0], temperature)
@@ -147,7 +147,7 @@ def case(batch: int, temperature: float) -> str:
     return f"batch {batch}, " + (f"temperature {temperature:g}" if temperature else "greedy")
 
 
-def race(here: list[Contender], prompts: Mapping[str, Tokens], before: Tokens, params: SamplingParams, stop: float,
+def compare(here: list[Contender], prompts: Mapping[str, Tokens], before: Tokens, params: SamplingParams, stop: float,
          notes: list[str]) -> None:
     """Let everybody decode everything, round by round, until time ``stop``; before that those who choose drafters serve
     ``before``. A peer that raises is out, and a note says why. Whatever else is raised leaves whole rounds only."""
@@ -249,20 +249,20 @@ def bars(here: list[Contender], batch: int, temperature: float) -> list[Bar]:
 
 def field_of(family, batch: int, temperature: float, args) -> list[Contender]:
     """Everybody for one case; at temperature 1 those that matter most."""
-    law = args.max_new_tokens, temperature
+    distribution = args.max_new_tokens, temperature
     greedy = temperature == 0
     packed = how.packed(family.target) if greedy else None
-    out = [Contender(BASELINE, how.generate(family, family.target, batch, *law))]
+    out = [Contender(BASELINE, how.generate(family, family.target, batch, *distribution))]
     if packed is not None:
-        out.append(Contender(PACKED, how.generate(family, packed, batch, *law)))
+        out.append(Contender(PACKED, how.generate(family, packed, batch, *distribution)))
     name = args.assistant or next((n for n, d in family.drafters.items() if usable(d)), None)
     if batch > 1:
-        out.append(Contender(CONTINUOUS, how.continuous(family, *law), only=SLOW))
+        out.append(Contender(CONTINUOUS, how.continuous(family, *distribution), only=SLOW))
     elif name is not None:
         helper = how.assistant(family.drafters[name], family.target)
-        out.append(Contender(ASSISTED, how.assisted(family, family.target, helper, 2, *law), name, 2,
+        out.append(Contender(ASSISTED, how.assisted(family, family.target, helper, 2, *distribution), name, 2,
                              only=None if greedy else SLOW))
-        out.append(Contender(FLASHSPEC, how.flashspec(family, helper, *law), name, only=SLOW))
+        out.append(Contender(FLASHSPEC, how.flashspec(family, helper, *distribution), name, only=SLOW))
 
     def mine(title: str, *drafter, **options) -> None:
         engine = Engine(family, *drafter, max_batch=batch, **options)

@@ -86,7 +86,7 @@ def run(args) -> Report:
 
     family = zoo.load("smollm2", device=args.device)
     prompts = [family.encode(p.messages) for p in load_workload(args.workload, "test", limit=args.prompts)]
-    report = race(family, prompts, args.arms or pool(family), args.policies, args.gammas, args.batch, args.repeats,
+    report = compare(family, prompts, args.arms or pool(family), args.policies, args.gammas, args.batch, args.repeats,
                   args.max_new_tokens, args.finalists)
     report.rows = [{"batch": args.batch, **row} for row in report.rows]
     report.notes.append(f"{len(prompts)} prompts of {args.workload}, {min(map(len, prompts))} to "
@@ -99,7 +99,7 @@ def pool(family) -> list[str]:
     return [*family.drafters, "ngram", *(f"ngram+{name}" for name in list(family.drafters)[:1])]
 
 
-def race(family, prompts: list[list[int]], arms: list[str], policies: list[str], gammas: list[int], batch: int,
+def compare(family, prompts: list[list[int]], arms: list[str], policies: list[str], gammas: list[int], batch: int,
          repeats: int, max_new_tokens: int, finalists: int = 3) -> Report:
     """Warm-up and rounds: every contender serves ``prompts`` in the first, then plain decoding, the ``finalists``
     fastest fixed drafters and the policies."""

@@ -45,29 +45,29 @@ def run(args) -> Report:
 
 def measure(engine: Engine, prompts: dict[str, list], args) -> Report:
     """The parts of ``args.only`` with an idle ``engine``; ``prompts`` by workload."""
-    laws = {"greedy": SamplingParams(max_new_tokens=args.max_new_tokens),
+    distributions = {"greedy": SamplingParams(max_new_tokens=args.max_new_tokens),
             "sampled": SamplingParams(temperature=1.0, max_new_tokens=args.max_new_tokens)}
     mix = [prompt for each in zip(*prompts.values()) for prompt in each]
     report = Report("trees", [], notes=[
         f"{len(mix)} prompts of {len(prompts)} workloads, {args.max_new_tokens} tokens; sampled: temperature 1",
         "published: SpecInfer (arXiv 2305.09781), its models and data; tau = tokens per verification"])
 
-    def row(part: str, law: str, drafter: str, at, measured: float, published: float | None = None) -> None:
-        report.rows.append(dict(part=part, law=law, drafter=drafter, at=at, measured=measured, published=published))
+    def row(part: str, distribution: str, drafter: str, at, measured: float, published: float | None = None) -> None:
+        report.rows.append(dict(part=part, law=distribution, drafter=drafter, at=at, measured=measured, published=published))
 
-    def tau(name: str, law: str, which: list | None = None) -> float:
-        return trees.tau(trees.verifications(engine, name, mix if which is None else which, laws[law]))
+    def tau(name: str, distribution: str, which: list | None = None) -> float:
+        return trees.tau(trees.verifications(engine, name, mix if which is None else which, distributions[distribution]))
 
     texts = {}
     if {"match", "shape"} & set(args.only):
-        for law in laws:
-            texts[law] = engine.generate(mix, [laws[law].with_(seed=s) for s in range(len(mix))], drafter="ngram")
+        for distribution in distributions:
+            texts[distribution] = engine.generate(mix, [distributions[distribution].with_(seed=s) for s in range(len(mix))], drafter="ngram")
     if "match" in args.only:
-        for law in laws:
+        for distribution in distributions:
             for name in args.drafters:
-                rates = trees.match_rates(trees.ranks(engine, name, texts[law]))
-                for k, (rate, theirs) in enumerate(zip(rates, trees.PUBLISHED_MATCH[law]), 1):
-                    row("1: token among first k", law, name, k, rate, theirs)
+                rates = trees.match_rates(trees.ranks(engine, name, texts[distribution]))
+                for k, (rate, theirs) in enumerate(zip(rates, trees.PUBLISHED_MATCH[distribution]), 1):
+                    row("1: token among first k", distribution, name, k, rate, theirs)
 
     if "law" in args.only:
         found = {name: verify_rules.measure(rule)[0] for name, rule in (verify_rules.LOSSLESS | verify_rules.BIASED).items()}
@@ -85,14 +85,14 @@ def measure(engine: Engine, prompts: dict[str, list], args) -> Report:
     by_width: dict[int, float] = {}
     widest: float | None = None             # sampled: a row of tables 2 and 3
     if {"width", "map"} & set(args.only):
-        for law in laws if "width" in args.only else ["greedy"]:
+        for distribution in distributions if "width" in args.only else ["greedy"]:
             for width in args.width:
-                found = tau(f"tree:{first}:{trees.paper_shape(width)}", law)
-                if law == "greedy":
+                found = tau(f"tree:{first}:{trees.paper_shape(width)}", distribution)
+                if distribution == "greedy":
                     by_width[width] = found
                 elif width == max(args.width):
                     widest = found
-                row("2: tau by width", law, first, width, found, trees.PUBLISHED_TAU[law].get(width))
+                row("2: tau by width", distribution, first, width, found, trees.PUBLISHED_TAU[distribution].get(width))
     if "rules" in args.only:
         shape = trees.paper_shape(max(args.width))
         for drawing, label in (("independent", "multi-step"), ("without_replacement", "without replacement"),
@@ -112,7 +112,7 @@ def measure(engine: Engine, prompts: dict[str, list], args) -> Report:
                                ">= 1"))
     if "shape" in args.only:
         single = Engine(engine.family, "none", max_batch=1)
-        few = {shape: trees.tau(trees.verifications(single, f"tree:{first}:{shape}", mix[:4], laws["greedy"]))
+        few = {shape: trees.tau(trees.verifications(single, f"tree:{first}:{shape}", mix[:4], distributions["greedy"]))
                for shape in ("1,1,1", "2,1,1")}
         for shape, value in few.items():
             row("batch 1, equal depth", "greedy", first, shape, value)
@@ -129,7 +129,7 @@ def measure(engine: Engine, prompts: dict[str, list], args) -> Report:
         fastest = {}
         for batch in args.batch:
             served = Engine(engine.family, "none", max_batch=batch)
-            short = laws["greedy"].with_(max_new_tokens=min(24, args.max_new_tokens), stop_ids=())
+            short = distributions["greedy"].with_(max_new_tokens=min(24, args.max_new_tokens), stop_ids=())
             cost = {}
             for width in args.width:
                 runs = trees.verifications(served, f"tree:{first}:{trees.paper_shape(width)}", (mix * batch)[:batch], short)

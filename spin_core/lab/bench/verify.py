@@ -14,7 +14,7 @@ from torch import Tensor
 from spin_core.lab.bench import Bar, Report, positive
 from spin_core.lab.bench.products import interleaved
 from spin_core.draft.base import Draft
-from spin_core.randomness import ACCEPT, RESIDUAL, race, uniform
+from spin_core.randomness import ACCEPT, RESIDUAL, exponential_race, uniform
 from spin_core.request import SamplingParams
 from spin_core.sampling import SamplingBatch, probabilities
 from spin_core.verify import Verdict, chain
@@ -53,13 +53,13 @@ def case(batch: int, vocab: int, dtype: torch.dtype, device, seed: int, accept_a
 
 
 def needed_bytes(logits: Tensor, draft: Draft, verdict: Verdict) -> int:
-    """Rows of logits up to the deciding one, once, and the draft's law where a sampled token was rejected."""
+    """Rows of logits up to the deciding one, once, and the draft's distribution where a sampled token was rejected."""
     accepted, counts = verdict.num_accepted, draft.counts
     rejected = accepted < counts
-    laws = int((draft.prob_row[(draft.cu[:-1] + accepted)[rejected]] >= 0).sum())
+    distributions = int((draft.prob_row[(draft.cu[:-1] + accepted)[rejected]] >= 0).sum())
     rows = int((accepted + 1).sum())
     return rows * logits.shape[1] * logits.element_size() \
-        + (laws * draft.probs.shape[1] * draft.probs.element_size() if laws else 0)
+        + (distributions * draft.probs.shape[1] * draft.probs.element_size() if distributions else 0)
 
 
 @torch.inference_mode()
@@ -99,7 +99,7 @@ def position_loop(logits: Tensor, draft: Draft, sampling: SamplingBatch, positio
                 if chain.accepts(uniform(mine.seed, here, ACCEPT), p[:, token], q[:, token]):
                     text.append(token)
                     continue
-            text.append(int(race(chain.residual(p, q), mine.seed, here, RESIDUAL)))
+            text.append(int(exponential_race(chain.residual(p, q), mine.seed, here, RESIDUAL)))
             break
         texts.append(text)
     return texts

@@ -89,10 +89,10 @@ def dense(logits: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
     accept = chance * q.gather(-1, at).squeeze(-1) < p[:, :-1].gather(-1, at).squeeze(-1)
     accepted = accept.long().cumprod(-1).sum(-1)
     row = accepted.view(-1, 1, 1).expand(-1, 1, p.shape[-1])
-    law = p.gather(1, row).squeeze(1)
+    distribution = p.gather(1, row).squeeze(1)
     proposed = torch.cat([q, torch.zeros_like(q[:, :1])], 1).gather(1, row).squeeze(1)
-    weights = (law - proposed).clamp(min=0)
-    weights = torch.where(weights.amax(-1, keepdim=True) > 0, weights, law)
+    weights = (distribution - proposed).clamp(min=0)
+    weights = torch.where(weights.amax(-1, keepdim=True) > 0, weights, distribution)
     return accepted, (weights / torch.empty_like(weights).exponential_()).argmax(-1)
 
 

@@ -1,7 +1,7 @@
 """Plain decoding of many prompts at once, for making training data: padded batches, nothing speculative.
 
 The serving engine attends request by request, which is right for a few; here thousands of rows share one attention
-call. What a drafter learns from, the states before the target's head and the law's normaliser, is computed on the way
+call. What a drafter learns from, the states before the target's head and the distribution's normaliser, is computed on the way
 anyway, so it is kept: no second pass over the text is needed.
 """
 

@@ -26,7 +26,7 @@ class Recipe:
     What SPIRe (arXiv 2504.06419) is made of, part by part. ``window``: the tokens its attention sees beside the first,
     None for all. ``carry``: what a fed drafter reads of drafted tokens (:class:`spin_core.draft.fed.FedLlama`; the
     "mix" is the feedback memory). ``pruned``: False begins with random layers. ``overlap``: the share of acceptance in
-    the loss. ``hard``: learn the tokens that came, not the target's law.
+    the loss. ``hard``: learn the tokens that came, not the target's distribution.
     """
 
     layers: int

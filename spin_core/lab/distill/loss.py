@@ -1,6 +1,6 @@
-"""The loss between two laws of the next token, fused with the head that makes them.
+"""The loss between two distributions of the next token, fused with the head that makes them.
 
-With p the target's law on the draft vocabulary (its true part: it sums to less than one) and q the drafter's,
+With p the target's distribution on the draft vocabulary (its true part: it sums to less than one) and q the drafter's,
 
     loss = (1 - overlap) CE(p, q) - overlap sum min(p, q),
 
@@ -20,10 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK = 256         # positions at once; 8 MB of fp32 law at a draft vocabulary of 8,192
+CHUNK = 256         # positions at once; 8 MB of fp32 distribution at a draft vocabulary of 8,192
 
 
-class _LawLoss(torch.autograd.Function):
+class _DistributionLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, body: Tensor, head: Tensor, hidden: Tensor, log_z: Tensor, weight: Tensor, overlap: float,
@@ -54,7 +54,7 @@ class _LawLoss(torch.autograd.Function):
         return gradient * outer.to(gradient.dtype), None, None, None, None, None, None
 
 
-def law_loss(body: Tensor, head: Tensor, hidden: Tensor, log_z: Tensor, weight: Tensor, *, overlap: float = 0.5,
+def distribution_loss(body: Tensor, head: Tensor, hidden: Tensor, log_z: Tensor, weight: Tensor, *, overlap: float = 0.5,
              said: Tensor | None = None) -> Tensor:
     """The sum over N positions of ``weight [N]`` times their loss, differentiable in ``body`` alone.
 
@@ -63,4 +63,4 @@ def law_loss(body: Tensor, head: Tensor, hidden: Tensor, log_z: Tensor, weight: 
     the second term. With ``said [N]``, the token that came as a column of the draft vocabulary or -1 for another, p is
     one-hot there: a hard target. Computed in the dtype of ``head``, sums over the vocabulary in float32.
     """
-    return _LawLoss.apply(body.to(head.dtype), head, hidden.to(head.dtype), log_z, weight, overlap, said)
+    return _DistributionLoss.apply(body.to(head.dtype), head, hidden.to(head.dtype), log_z, weight, overlap, said)

@@ -1,4 +1,4 @@
-"""Fit a drafter to the target's law: AdamW, warm-up and linear decay, checkpoints that resume exactly.
+"""Fit a drafter to the target's distribution: AdamW, warm-up and linear decay, checkpoints that resume exactly.
 
 The loss is :mod:`loss`. A fed drafter is unrolled (:mod:`unroll`) and each further depth counts .8 of the one before.
 """
@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from spin_core.lab.distill.corpus import Shard, fingerprint, paths, read
 from spin_core.lab.distill.drafters import Recipe, own_parameters, prune
 from spin_core.lab.distill.evaluate import score, tokens_per_verification
-from spin_core.lab.distill.loss import law_loss
+from spin_core.lab.distill.loss import distribution_loss
 from spin_core.lab.distill.states import States
 from spin_core.lab.distill.unroll import unroll
 from spin_core.files import save_json
@@ -91,7 +91,7 @@ def loss(model, recipe: Recipe, head: Tensor, ids: Tensor, batch: tuple[Tensor, 
         # a chain starts behind the prompt at the earliest, so early positions have no deep drafts
         weight = (offset - begins >= depth).float()
         weight *= DEPTH_WEIGHT ** depth / weight.sum().clamp(min=1)
-        total = total + law_loss(body[deciding], head, hidden[deciding], log_z[deciding], weight,
+        total = total + distribution_loss(body[deciding], head, hidden[deciding], log_z[deciding], weight,
                                  overlap=recipe.overlap, said=said)
     return total / sum(DEPTH_WEIGHT ** depth for depth in range(len(bodies)))
 

@@ -73,10 +73,10 @@ def check(function: Callable[..., Answer]) -> Callable[..., Answer]:
 
 
 @check
-def check_replacement_law(solution: Callable) -> Answer:
-    """Exercise 1.1: ``solution(p, q)``, arrays ``[V]``, is the law of the token that replaces a rejected one.
+def check_replacement_distribution(solution: Callable) -> Answer:
+    """Exercise 1.1: ``solution(p, q)``, arrays ``[V]``, is the distribution of the token that replaces a rejected one.
 
-    Checked through the law of what is emitted: min(p, q) by acceptance, and the rest of the mass by
+    Checked through the distribution of what is emitted: min(p, q) by acceptance, and the rest of the mass by
     replacement, must make p together.
     """
     rng = np.random.default_rng(0)
@@ -133,6 +133,6 @@ def check_choose_gamma(solution: Callable) -> Answer:
     return Answer("right", "The best gamma grows with alpha and falls with c; it is 0 where c exceeds alpha.")
 
 
-def _show(law: np.ndarray) -> str:
-    few = ", ".join(f"{x:.2f}" for x in law[:6])
-    return f"[{few}{', ...' if len(law) > 6 else ''}]"
+def _show(distribution: np.ndarray) -> str:
+    few = ", ".join(f"{x:.2f}" for x in distribution[:6])
+    return f"[{few}{', ...' if len(distribution) > 6 else ''}]"

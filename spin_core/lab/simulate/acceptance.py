@@ -94,7 +94,7 @@ def _chains(data: DataSet, length: int, rng: np.random.Generator) -> ndarray:
     difficulty = DIFFICULTY * rng.standard_normal()
     out = []
     for drafter in DRAFTERS:
-        centre, rho = _law(data, drafter)
+        centre, rho = _distribution(data, drafter)
         h = _sigmoid(centre + difficulty + TASTE * rng.standard_normal())
         out.append(chains([hits(h, rho, length, rng)]))
     return np.stack(out)
@@ -111,16 +111,16 @@ def hits(h: float, rho: float, length: int, rng: np.random.Generator) -> ndarray
     return fresh[np.maximum.accumulate(np.where(new, np.arange(length), 0))]
 
 
-_LAWS: dict[tuple[DataSet, str], tuple[float, float]] = {}
+_DISTRIBUTIONS: dict[tuple[DataSet, str], tuple[float, float]] = {}
 
 
-def _law(data: DataSet, drafter: str) -> tuple[float, float]:
+def _distribution(data: DataSet, drafter: str) -> tuple[float, float]:
     """The centre of logit h that gives the mean hit rate, and rho such that runs of 265M have the published
     length.
 
     Runs: E[hits] / E[ends of runs] = E[h] / E[h (1 - h) (1 - rho)].
     """
-    if (data, drafter) not in _LAWS:
+    if (data, drafter) not in _DISTRIBUTIONS:
         nodes, weights = np.polynomial.hermite_e.hermegauss(31)
         weights, spread = weights / weights.sum(), math.hypot(DIFFICULTY, TASTE)
 
@@ -133,8 +133,8 @@ def _law(data: DataSet, drafter: str) -> tuple[float, float]:
 
         h = _sigmoid(centre(data.hit) + spread * nodes)
         rho = 1 - data.hit / (data.run * (weights @ (h * (1 - h))))
-        _LAWS[data, drafter] = centre(data.mean_hit(drafter)), rho
-    return _LAWS[data, drafter]
+        _DISTRIBUTIONS[data, drafter] = centre(data.mean_hit(drafter)), rho
+    return _DISTRIBUTIONS[data, drafter]
 
 
 def _sigmoid(x):

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy import ndarray
 
-from spin_core.select.base import NONE, Seat, Selector
+from spin_core.select.base import NONE, RequestView, Selector
 from spin_core.lab.simulate.recording import MAX_GAMMA, Recording
 from spin_core.lab.simulate.replay import Replay, replay
 
@@ -31,26 +31,26 @@ class Told(Selector):
         super().__init__(arms, **options)
         self.plan = plan
 
-    def only_found(self, weights: ndarray, seats: Sequence[Seat]) -> ndarray:
+    def only_found(self, weights: ndarray, seats: Sequence[RequestView]) -> ndarray:
         return weights
 
 
 class Planned(Told):
     """Does what it was told: ``weights [R, arms]`` per request, as :func:`replay` numbers them."""
 
-    def weights(self, seats: Sequence[Seat]) -> ndarray:
+    def weights(self, seats: Sequence[RequestView]) -> ndarray:
         return self.plan[[s.request for s in seats]]
 
 
 class PlannedSteps(Told):
     """Does what it was told at every position: ``arms`` and ``gammas``, one array per request."""
 
-    def weights(self, seats: Sequence[Seat]) -> ndarray:
+    def weights(self, seats: Sequence[RequestView]) -> ndarray:
         weights = np.zeros((len(seats), len(self.arms)))
         weights[np.arange(len(seats)), [self.plan[s.request][0][s.emitted] for s in seats]] = 1
         return weights
 
-    def lengths(self, seats: Sequence[Seat], arms: ndarray) -> ndarray:
+    def lengths(self, seats: Sequence[RequestView], arms: ndarray) -> ndarray:
         return np.array([self.plan[s.request][1][s.emitted] for s in seats])
 
 

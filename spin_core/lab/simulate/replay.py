@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy import ndarray
 
-from spin_core.select.base import NONE, Outcome, Scored, Seat, Selector
+from spin_core.select.base import NONE, Outcome, Scored, RequestView, Selector
 from spin_core.select.costs import AffineCost, shares
 from spin_core.lab.simulate.recording import Recording
 
@@ -234,9 +234,9 @@ class _Seated:
         self.known: dict[str, int] = {}         # committed tokens that each drafter has read
         self.before = 0                         # committed tokens before the last step
 
-    def seat(self, found: Mapping[str, list[int]]) -> Seat:
+    def seat(self, found: Mapping[str, list[int]]) -> RequestView:
         """What the selector sees; ``found``: what drafters that look up propose, by position in the recording."""
         here = {}
         if self.done < self.length:
             here = {name: lengths[self.start + self.done] for name, lengths in found.items()}
-        return Seat(self.request, self.done, self.prompt + self.done, self.length - self.done - 1, self.current, here)
+        return RequestView(self.request, self.done, self.prompt + self.done, self.length - self.done - 1, self.current, here)

@@ -28,7 +28,7 @@ from numpy import ndarray
 
 from spin_core.pipeline.heuristic import Heuristic, Load
 from spin_core.pipeline.schedule import VERIFY
-from spin_core.select.base import NONE, Outcome, Seat, Selector
+from spin_core.select.base import NONE, Outcome, RequestView, Selector
 from spin_core.select.costs import AffineCost, shares
 from spin_core.lab.simulate.recording import Recording
 from spin_core.lab.simulate.costs import PassCosts
@@ -210,7 +210,7 @@ class _System:
             return {self.policy: slice(None)}, drafts[group.at], accepts[group.at]
         current = [None if d < 0 else self.arms[d] for d in group.drafter.tolist()]
         done = group.at - self.recording.starts[group.requests]
-        seats = list(map(Seat, group.requests.tolist(), done.tolist(), context.tolist(), left.tolist(), current))
+        seats = list(map(RequestView, group.requests.tolist(), done.tolist(), context.tolist(), left.tolist(), current))
         choices = self.policy.assign(seats, self.capacities)
         places: dict[str, list[int]] = {}
         for b, seat in enumerate(seats):

@@ -17,21 +17,21 @@ def drafter_passes(share: float) -> Passes:
     return Passes((1, 256), (share * TARGET.seconds[0], 2 * share * TARGET.seconds[0]))
 
 
-def synthetic(laws: Mapping[str, Mapping[str, float]], costs: Mapping[str, float], order: Sequence[str], *,
+def synthetic(distributions: Mapping[str, Mapping[str, float]], costs: Mapping[str, float], order: Sequence[str], *,
               tokens: int = 120, spread: float = 20.0, prompt: int = 60, seed: int = 0) -> Recording:
     """A recording of one answer of about ``tokens`` tokens for each workload named in ``order``.
 
-    ``laws[workload][drafter]``: mean acceptance of a drafted token. Each request draws its own from Beta(mean *
+    ``distributions[workload][drafter]``: mean acceptance of a drafted token. Each request draws its own from Beta(mean *
     spread, (1 - mean) * spread) and accepts every token independently with it. ``costs``: a drafter's pass as a share
-    of the target's. A workload that is missing from ``laws`` raises ValueError.
+    of the target's. A workload that is missing from ``distributions`` raises ValueError.
     """
-    if missing := set(order) - set(laws):
+    if missing := set(order) - set(distributions):
         raise ValueError(f"synthetic: no acceptance for workload {sorted(missing)[0]!r}")
     rng = np.random.default_rng(seed)
     lengths = rng.integers(max(2, tokens // 2), tokens * 3 // 2 + 1, len(order))
     accepted = []
     for drafter in costs:
-        mean = np.array([laws[w][drafter] for w in order])
+        mean = np.array([distributions[w][drafter] for w in order])
         chance = np.repeat(rng.beta(np.maximum(mean * spread, 1e-3), np.maximum((1 - mean) * spread, 1e-3)), lengths)
         chain = np.cumprod(rng.random((len(chance), MAX_GAMMA)) < chance[:, None], 1).sum(1)
         left = np.concatenate([np.arange(n, 0, -1) for n in lengths])

@@ -1,4 +1,4 @@
-"""What the first lesson shows: texts by who wrote them, steps and their laws, acceptance, speed, the theory."""
+"""What the first lesson shows: texts by who wrote them, steps and their distributions, acceptance, speed, the theory."""
 
 from __future__ import annotations
 
@@ -150,8 +150,8 @@ def steps(shown: Sequence["Step"], *, title: str = "") -> Figure:
 def step(shown: "Step", place: int, *, title: str = "") -> Figure:
     """One step, and p, q and the residual (p - q)+ at a place (0-based; the last is the bonus place)."""
     if not 0 <= place < len(shown.places):
-        raise ValueError(f"step: place {place} of {len(shown.places)}; were the laws recorded?")
-    laws, size, columns = shown.places[place], 10, characters(10)
+        raise ValueError(f"step: place {place} of {len(shown.places)}; were the distributions recorded?")
+    distributions, size, columns = shown.places[place], 10, characters(10)
     figure = Figure(figsize=(WIDTH, 4.4))
     ax = _text_axes(figure, columns, 5.6, (0, 0.69, 1, 0.31))
     ax.text(0.4, 0.55, title, size=11, weight="bold", va="center")
@@ -162,11 +162,11 @@ def step(shown: "Step", place: int, *, title: str = "") -> Figure:
         ax.text(centres[at], 3.95, "▲", ha="center", va="center", size=9, color=INK)
     ax.text(0.4, 5.0, _story(shown, place), size=10, va="center_baseline")
 
-    rows = np.arange(len(laws.tokens))
-    names = [label(t) if i < len(rows) - 1 else t for i, t in enumerate(laws.tokens)]
-    limit = max([*laws.p, *laws.q, 0.05]) * 1.18
-    panels = [("p, the target", laws.p, P_COLOUR), ("q, the drafter", laws.q, Q_COLOUR),
-              ("(p − q)₊, what q leaves", laws.residual, RESIDUAL_COLOUR)]
+    rows = np.arange(len(distributions.tokens))
+    names = [label(t) if i < len(rows) - 1 else t for i, t in enumerate(distributions.tokens)]
+    limit = max([*distributions.p, *distributions.q, 0.05]) * 1.18
+    panels = [("p, the target", distributions.p, P_COLOUR), ("q, the drafter", distributions.q, Q_COLOUR),
+              ("(p − q)₊, what q leaves", distributions.residual, RESIDUAL_COLOUR)]
     for k, (name, values, colour) in enumerate(panels):
         panel = figure.add_axes((0.135 + k * 0.29, 0.07, 0.265, 0.55))
         panel.set_title(name, color=INK, fontsize=10.5, pad=5)
@@ -174,7 +174,7 @@ def step(shown: "Step", place: int, *, title: str = "") -> Figure:
         panel.grid(axis="y", visible=False)
         panel.xaxis.set_major_locator(MaxNLocator(4, min_n_ticks=3))
         panel.set_yticklabels(names if k == 0 else [], family=MONO, fontsize=9.5)
-        if not values or (k == 2 and not laws.q):
+        if not values or (k == 2 and not distributions.q):
             panel.text(0.5, 0.5, "nothing drafted here", transform=panel.transAxes, ha="center", color=GREY)
             continue
         panel.barh(rows, values, color=colour, height=0.62)
@@ -183,41 +183,41 @@ def step(shown: "Step", place: int, *, title: str = "") -> Figure:
                 panel.text(value + limit * 0.015, row, f"{value:.3f}".lstrip("0"), va="center", size=8.5)
         if k == 0:
             for row, tick in enumerate(panel.get_yticklabels()):
-                if row == laws.drafted:
+                if row == distributions.drafted:
                     tick.set(color="#9A6A00", weight="bold")
-                if row == laws.emitted:
+                if row == distributions.emitted:
                     tick.set(color=BLUE, weight="bold")
     return figure
 
 
 def _story(step: "Step", place: int) -> str:
     """One sentence: what happened at this place."""
-    laws, first = step.places[place], f"Place {place + 1}: "
+    distributions, first = step.places[place], f"Place {place + 1}: "
     if place == len(step.drafted):
         if not step.drafted:
             return f"{first}nothing was drafted, so the target writes {label(step.own)} from p as ever."
         if step.own_fate == "bonus":
             return f"{first}all drafted tokens were accepted; the target adds {label(step.own)} from p."
         return f"{first}the bonus place, not reached this time."
-    token = label(laws.tokens[laws.drafted])
+    token = label(distributions.tokens[distributions.drafted])
     if step.fates[place] == "unseen":
         return f"{first}{token} was drafted, but nobody looked: the draft had ended before."
-    p, q = laws.p[laws.drafted], laws.q[laws.drafted]
+    p, q = distributions.p[distributions.drafted], distributions.q[distributions.drafted]
     accepted = step.fates[place] == "accepted"
     verdict = "accepted" if accepted else f"rejected; {label(step.own)} is drawn from (p − q)₊"
-    if laws.u is None:
+    if distributions.u is None:
         return f"{first}{token} has q = {q:.3f}, p = {p:.3f}: {verdict}."
-    test = f"u·q = {laws.u:.3f}·{q:.3f} = {laws.u * q:.3f} {'<' if accepted else '≥'} p"
+    test = f"u·q = {distributions.u:.3f}·{q:.3f} = {distributions.u * q:.3f} {'<' if accepted else '≥'} p"
     return f"{first}{token} has q = {q:.3f}, p = {p:.3f}; {test}: {verdict}."
 
 
-# ---- laws and statistics
+# ---- distributions and statistics
 
 
 @styled
-def law(outcomes: Sequence[str], exact: Sequence[float], samples: Mapping[str, Sequence[float]], *,
+def distribution(outcomes: Sequence[str], exact: Sequence[float], samples: Mapping[str, Sequence[float]], *,
         count: int, distances: Mapping[str, float], noise: float) -> Figure:
-    """Sampled frequencies against the exact law, and each sample's distance beside what chance explains.
+    """Sampled frequencies against the exact distribution, and each sample's distance beside what chance explains.
 
     ``exact`` and each of ``samples`` are probabilities of ``outcomes``; every sample holds ``count`` draws.
     ``distances`` are total variation distances; ``noise`` is what 95 % of lawful samples stay below.
@@ -231,7 +231,7 @@ def law(outcomes: Sequence[str], exact: Sequence[float], samples: Mapping[str, S
     left.bar(x, exact + spread - low, bottom=low, color=tint(P_COLOUR, 0.55), width=0.82, linewidth=0,
              label=f"± 2 standard deviations of {count:,} draws")
     offsets = np.linspace(-0.24, 0.24, len(samples))
-    for (name, values), (colour, marker), shift in zip(samples.items(), SERIES_LAW, offsets):
+    for (name, values), (colour, marker), shift in zip(samples.items(), SERIES_DISTRIBUTION, offsets):
         left.plot(x + shift, values, marker, color=colour, markeredgecolor="white", markeredgewidth=0.8,
                   label=name)
     left.set_xticks(x, outcomes, rotation=38, ha="right", rotation_mode="anchor", family=MONO, fontsize=9)
@@ -242,7 +242,7 @@ def law(outcomes: Sequence[str], exact: Sequence[float], samples: Mapping[str, S
     left.set_title("The first tokens, over many seeds")
 
     y = np.arange(len(samples))
-    for row, (name, (colour, marker)) in enumerate(zip(samples, SERIES_LAW)):
+    for row, (name, (colour, marker)) in enumerate(zip(samples, SERIES_DISTRIBUTION)):
         right.plot([0, distances[name]], [row, row], color=colour, linewidth=2)
         right.plot(distances[name], row, marker, color=colour, markersize=8, markeredgecolor="white")
         right.text(distances[name], row - 0.2, f"{distances[name]:.3f}", ha="center", size=9.5)
@@ -255,7 +255,7 @@ def law(outcomes: Sequence[str], exact: Sequence[float], samples: Mapping[str, S
     return figure
 
 
-SERIES_LAW = [("#444444", "o"), (GREEN, "D"), (RED, "X")]
+SERIES_DISTRIBUTION = [("#444444", "o"), (GREEN, "D"), (RED, "X")]
 
 
 @styled

@@ -18,7 +18,7 @@ the target's own token after a draft accepted whole; drafted, but never looked a
 
 @dataclass
 class Place:
-    """The laws at one place of a draft, for the tokens worth showing; the last entry sums up all others.
+    """The distributions at one place of a draft, for the tokens worth showing; the last entry sums up all others.
 
     ``tokens`` are texts, ``p``, ``q`` and ``residual`` (p - q)+ their probabilities; ``q`` is empty at the
     bonus place, where nothing was drafted. ``drafted`` and ``emitted`` index ``tokens``, None where there is
@@ -43,7 +43,7 @@ class Step:
     fates: list[str]
     own: str | None = None              # None: the text ended inside the accepted run
     own_fate: str | None = None
-    places: list[Place] = field(default_factory=list)   # empty unless the engine recorded laws
+    places: list[Place] = field(default_factory=list)   # empty unless the engine recorded distributions
 
     @property
     def accepted(self) -> int:
@@ -58,7 +58,7 @@ class Step:
 
 def read_steps(request: Request, events: Iterable[Event], decode: Callable[[list[int]], str], *,
                top: int = 7) -> list[Step]:
-    """The verifications of ``request``, in order. With recorded laws, places show about ``top`` tokens."""
+    """The verifications of ``request``, in order. With recorded distributions, places show about ``top`` tokens."""
     steps, prompt = [], len(request.prompt_ids)
     for event in events:
         if event.request != request.id or event.kind != "step" or not event.emitted:
@@ -71,7 +71,7 @@ def read_steps(request: Request, events: Iterable[Event], decode: Callable[[list
                     fates + ["unseen"] * (drafted - len(fates)))
         if own is not None:
             step.own, step.own_fate = decode([own]), "replacement" if rejected else "bonus"
-        if event.laws is not None:
+        if event.distributions is not None:
             step.places = [_place(event, j, step.fates, request.params, decode, top)
                            for j in range(drafted + 1)]
         steps.append(step)
@@ -80,9 +80,9 @@ def read_steps(request: Request, events: Iterable[Event], decode: Callable[[list
 
 def _place(event: Event, j: int, fates: list[str], params: SamplingParams, decode, top: int) -> Place:
     """Place ``j`` of a step; the one behind the draft is the bonus place."""
-    p = event.laws["p"][j].double()
+    p = event.distributions["p"][j].double()
     has_draft = j < len(event.drafted)
-    q = event.laws["q"][j].double() if has_draft else torch.zeros_like(p)
+    q = event.distributions["q"][j].double() if has_draft else torch.zeros_like(p)
     residual = (p - q).clamp(min=0)
     drafted = event.drafted[j] if has_draft else None
     emitted = event.emitted[j] if j < len(event.emitted) else None
@@ -90,8 +90,8 @@ def _place(event: Event, j: int, fates: list[str], params: SamplingParams, decod
     shown += [t for t in dict.fromkeys((drafted, emitted)) if t is not None and t not in shown]
     index = torch.tensor(shown)
 
-    def column(law: torch.Tensor) -> list[float]:
-        return [*law[index].tolist(), max(0.0, float(law.sum() - law[index].sum()))]
+    def column(distribution: torch.Tensor) -> list[float]:
+        return [*distribution[index].tolist(), max(0.0, float(distribution.sum() - distribution[index].sum()))]
 
     u = None
     if has_draft and not params.greedy and fates[j] != "unseen":

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 def stepper(steps: Sequence["Step"]) -> Panel:
     """Go through the steps of a request, and at each through the places of its draft.
 
-    ``steps`` with laws, as :func:`spin_core.lab.lessons.read_steps` makes them from an engine that records laws.
+    ``steps`` with distributions, as :func:`spin_core.lab.lessons.read_steps` makes them from an engine that records distributions.
     Raises ValueError where there is nothing to show.
     """
     if not steps or not all(s.places for s in steps):
-        raise ValueError("stepper: needs at least one step, with laws recorded (Engine(record_laws=True))")
+        raise ValueError("stepper: needs at least one step, with distributions recorded (Engine(record_probs=True))")
     back, forth = Button(description="◀ back"), Button(description="next ▶")
     number = IntSlider(1, 1, len(steps), description="step", continuous_update=False)
     place = IntSlider(1, 1, 1, description="place")

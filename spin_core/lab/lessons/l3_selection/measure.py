@@ -18,7 +18,7 @@ from spin_core.lab.simulate.recording import Passes, Recording
 from spin_core.lab.simulate.replay import Replay, replay
 from spin_core.lab.simulate.synthetic import synthetic
 
-LAWS = {"prose": {"reads": .75, "copies": .25}, "code": {"reads": .40, "copies": .85}}
+DISTRIBUTIONS = {"prose": {"reads": .75, "copies": .25}, "code": {"reads": .40, "copies": .85}}
 COSTS = {"reads": .04, "copies": .03}
 LIVE = {"spin": names.SPIN, "spin-full": "ours, spin-full"}     # policies of the replay, contenders of `bench peers`
 
@@ -117,7 +117,7 @@ def shifting(requests: int, shift: bool, seed: int = 0) -> Recording:
     """A made-up workload: prose and code in turn, or first prose, then code."""
     half = requests // 2
     order = ["prose"] * half + ["code"] * (requests - half) if shift else ["prose", "code"] * half
-    return synthetic(LAWS, COSTS, order, tokens=60, seed=seed)
+    return synthetic(DISTRIBUTIONS, COSTS, order, tokens=60, seed=seed)
 
 
 def window(run: Replay, count: int = 24) -> tuple[ndarray, ndarray, ndarray]:

@@ -74,18 +74,18 @@ def check_accept(rung: Callable, device: str = "cpu") -> Answer:
 
 @check
 def check_replace(rung: Callable, device: str = "cpu") -> Answer:
-    """Rung 3: by the law of many draws, which knows nothing of how they are made."""
+    """Rung 3: by the distribution of many draws, which knows nothing of how they are made."""
     n = 200           # an interpreter takes its time
     logits, q = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().repeat(n, 1), torch.tensor([0.1, 0.5, 0.1, 0.3]).repeat(n, 1)
     got, fault = _called(rung, logits.to(device), q.to(device), torch.arange(n).to(device),
                          torch.full((n,), 7).to(device))
     if fault:
         return fault
-    law, seen = torch.tensor([0.4, 0.0, 0.05, 0.0]) / 0.45, got.cpu().bincount(minlength=4) / n
-    distance = float((seen - law).abs().sum() / 2)
+    distribution, seen = torch.tensor([0.4, 0.0, 0.05, 0.0]) / 0.45, got.cpu().bincount(minlength=4) / n
+    distance = float((seen - distribution).abs().sum() / 2)
     if distance > 0.1:
         return Answer("wrong", f"Token shares {[round(float(s), 3) for s in seen]} are {distance:.3f} in total "
-                               f"variation from (p - q)+, {[round(float(w), 3) for w in law]}.")
+                               f"variation from (p - q)+, {[round(float(w), 3) for w in distribution]}.")
     return Answer("right", f"{n} draws, {distance:.3f} in total variation from (p - q)+ normalised.")
 
 

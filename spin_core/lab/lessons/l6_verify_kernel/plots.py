@@ -15,16 +15,16 @@ from spin_core.lab.lessons.look import BLUE, GREEN, GREY, INK, ORANGE, RED, SERI
 
 @styled
 def reads(requests: Sequence[tuple[int, int]], logits: Sequence[Sequence[float]],
-          laws: Sequence[Sequence[float]]) -> Figure:
+          distributions: Sequence[Sequence[float]]) -> Figure:
     """What was loaded of a ragged batch. ``requests`` holds (drafted, accepted) of each request;
-    ``logits[b]`` how often each of its drafted + 1 rows was read, ``laws[b]`` the same of the drafter's laws,
+    ``logits[b]`` how often each of its drafted + 1 rows was read, ``distributions[b]`` the same of the drafter's distributions,
     one for each draft.
     """
     most = max(drafted for drafted, _ in requests) + 1
     figure = Figure(figsize=(WIDTH, 1.5 + 0.42 * len(requests)), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=[most, max(1, most - 1)])
     for axes, rows, colour, title in ((left, logits, BLUE, "Rows of the target's logits"),
-                                      (right, laws, ORANGE, "Rows of the drafter's laws")):
+                                      (right, distributions, ORANGE, "Rows of the drafter's laws")):
         for b, times in enumerate(rows):
             drafted, accepted = requests[b]
             for j, n in enumerate(times):
@@ -55,7 +55,7 @@ def _times(n: float) -> str:
 
 @styled
 def bias(rules: Mapping[str, tuple[float, float]]) -> Figure:
-    """``rules[name]``: total variation between the emitted token's law and the target's, and share accepted."""
+    """``rules[name]``: total variation between the emitted token's distribution and the target's, and share accepted."""
     names = list(rules)
     distance, rate = (np.array([rules[name][i] for name in names]) for i in range(2))
     figure = Figure(figsize=(WIDTH, 1.3 + 0.34 * len(names)), layout="constrained")

@@ -1,4 +1,4 @@
-"""Ways to test drafted tokens, and what each does to the law of the text: by exact enumeration, not by sampling."""
+"""Ways to test drafted tokens, and what each does to the distribution of the text: by exact enumeration, not by sampling."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from spin_core.verify.tree import trials
 Children = list[tuple[tuple[int, ...], float]]      # every possible list of children, with its probability
 COUNT = 3                                           # of children
 
-# Six tokens: the target's law, and the drafter's. An earlier enumeration, over six tokens and three children, found the
-# numbers below, but its laws were not kept. These were searched for: with them the rules reproduce its numbers.
+# Six tokens: the target's distribution, and the drafter's. An earlier enumeration, over six tokens and three children, found the
+# numbers below, but its distributions were not kept. These were searched for: with them the rules reproduce its numbers.
 P = torch.tensor([0.32, 0.24, 0.19, 0.12, 0.11, 0.02], dtype=torch.float64)
 Q = torch.tensor([0.09, 0.36, 0.30, 0.08, 0.05, 0.12], dtype=torch.float64)
 
@@ -95,18 +95,18 @@ ACCEPTED = {"independent, duplicates kept": 0.79, "independent, tested as one-ho
 
 
 def measure(rule: Rule, p: Tensor = P, q: Tensor = Q) -> tuple[float, float]:
-    """Exactly: total variation between the law of the emitted token and ``p [V]``, and the rate of acceptance."""
-    law, rate = torch.zeros_like(p), 0.0
+    """Exactly: total variation between the distribution of the emitted token and ``p [V]``, and the rate of acceptance."""
+    distribution, rate = torch.zeros_like(p), 0.0
     for children, reached in rule.draw(q):
         if reached == 0:
             continue
-        laws = [torch.eye(len(p), dtype=p.dtype)[token] if rule.one_hot else q for token in children]
-        for token, (left, tested) in zip_longest(children, trials(p, rule.way, list(children), laws)):
+        distributions = [torch.eye(len(p), dtype=p.dtype)[token] if rule.one_hot else q for token in children]
+        for token, (left, tested) in zip_longest(children, trials(p, rule.way, list(children), distributions)):
             if token is None:
-                law += reached * left
+                distribution += reached * left
             else:
                 accepted = reached * min(1.0, float(left[token] / tested[token]))
-                law[token] += accepted
+                distribution[token] += accepted
                 rate += accepted
                 reached -= accepted
-    return float((law - p).abs().sum() / 2), rate
+    return float((distribution - p).abs().sum() / 2), rate

@@ -11,7 +11,7 @@ from spin_core.lab.lessons.panel import Panel
 
 
 def bias() -> Panel:
-    """Slide the drafter's law from the target's own (0) to one that proposes other tokens (1)."""
+    """Slide the drafter's distribution from the target's own (0) to one that proposes other tokens (1)."""
     distance = FloatSlider(0.5, min=0, max=1, step=0.05, description="drafter", continuous_update=False)
 
     def draw() -> Figure:

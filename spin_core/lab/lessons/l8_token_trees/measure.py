@@ -57,7 +57,7 @@ def _tau_and_error(runs: Iterable[list[Event]]) -> tuple[float, float]:
     return statistics.mean(tokens), statistics.stdev(tokens) / len(tokens) ** 0.5
 
 
-def what_width_brought(law: str, runs: Mapping[int, list[list[Event]]], level: int = 2) -> str:
+def what_width_brought(distribution: str, runs: Mapping[int, list[list[Event]]], level: int = 2) -> str:
     """A sentence on the widest against the narrowest tree of ``runs``, by width: what it gained, whether so few
     verifications can tell, and how often ``level`` drafted tokens held, so that the wide level was reached at all."""
     narrow, wide = min(runs), max(runs)
@@ -66,8 +66,8 @@ def what_width_brought(law: str, runs: Mapping[int, list[list[Event]]], level: i
     verdict = "within the noise" if abs(gained) < 2 * noise else "a gain" if gained > 0 else "a loss"
     steps = [event for run in runs[wide] for event in run]
     reached = sum(event.accepted >= level for event in steps) / len(steps)
-    theirs = PUBLISHED_TAU[law]
-    return (f"{law}: {one:.2f} with {narrow}, {other:.2f} with {wide}: {gained:+.2f} ± {noise:.2f} in {len(steps)} "
+    theirs = PUBLISHED_TAU[distribution]
+    return (f"{distribution}: {one:.2f} with {narrow}, {other:.2f} with {wide}: {gained:+.2f} ± {noise:.2f} in {len(steps)} "
             f"verifications, {verdict}; the wide level was reached by {reached:.0%} of them. "
             f"Published: {theirs[min(theirs)]:.2f} to {theirs[max(theirs)]:.2f}")
 
@@ -111,7 +111,7 @@ def ranks(engine: Engine, name: str, requests: Sequence[Request]) -> list[int]:
 
     Raises ValueError for a drafter that is no model.
     """
-    drafter = engine.drafter_called(name)
+    drafter = engine.get_drafter(name)
     if not isinstance(drafter, ModelDrafter):
         raise ValueError(f"ranks: {name!r} has no scores to rank tokens by")
     column = {int(token): i for i, token in enumerate(drafter.ids)} if drafter.ids is not None else None

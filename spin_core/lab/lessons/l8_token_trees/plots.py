@@ -144,19 +144,19 @@ def trials(found: Sequence["Trial"], shown: int | None = None, title: str = "") 
 @styled
 def tables(match: Mapping[str, Mapping[str, Sequence[float]]], tau: Mapping[str, Mapping[int, float]],
            published_match: Mapping[str, Sequence[float]], published_tau: Mapping[str, Mapping[int, float]]) -> Figure:
-    """SpecInfer's first two tables. ``match[law][drafter]``: share of the target's tokens among the drafter's first 1,
-    2, ...; ``tau[law][width]``: tokens per verification. Published ones hollow and dashed."""
+    """SpecInfer's first two tables. ``match[distribution][drafter]``: share of the target's tokens among the drafter's first 1,
+    2, ...; ``tau[distribution][width]``: tokens per verification. Published ones hollow and dashed."""
     figure = Figure(figsize=(WIDTH, 6.2), layout="constrained")
-    for column, (law, axes) in enumerate(zip(match, figure.subplots(2, 2, sharey="row").T)):
+    for column, (distribution, axes) in enumerate(zip(match, figure.subplots(2, 2, sharey="row").T)):
         above, below = axes
-        for i, (name, rates) in enumerate(match[law].items()):
+        for i, (name, rates) in enumerate(match[distribution].items()):
             colour, marker = SERIES[i % len(SERIES)]
             above.plot(range(1, len(rates) + 1), rates, color=colour, marker=marker, label=f"{name}, measured")
-        _published(above, range(1, len(published_match[law]) + 1), published_match[law])
-        above.set(title=f"Among the drafter's first k, {law}", xlabel="k", xticks=range(1, 6), ylim=(0, 1.02))
-        below.plot(list(tau[law]), list(tau[law].values()), color=SERIES[0][0], marker="o", label="measured")
-        _published(below, list(published_tau[law]), list(published_tau[law].values()))
-        below.set(title=f"Tokens per verification, {law}", xlabel="children at the third level", xticks=list(tau[law]))
+        _published(above, range(1, len(published_match[distribution]) + 1), published_match[distribution])
+        above.set(title=f"Among the drafter's first k, {distribution}", xlabel="k", xticks=range(1, 6), ylim=(0, 1.02))
+        below.plot(list(tau[distribution]), list(tau[distribution].values()), color=SERIES[0][0], marker="o", label="measured")
+        _published(below, list(published_tau[distribution]), list(published_tau[distribution].values()))
+        below.set(title=f"Tokens per verification, {distribution}", xlabel="children at the third level", xticks=list(tau[distribution]))
         below.set_ylim(bottom=1)
         if column == 0:
             above.set_ylabel("share of tokens")

@@ -14,7 +14,7 @@ from spin_core.draft.tree import ancestor_mask, depths
 from spin_core.engine import Engine, Prompt
 from spin_core.lab.lessons.exercises import Answer, attempt, check, close
 from spin_core.lab.lessons.l6_verify_kernel.rules import P, Q
-from spin_core.randomness import ACCEPT, DRAFT, RESIDUAL, race, uniform
+from spin_core.randomness import ACCEPT, DRAFT, RESIDUAL, exponential_race, uniform
 from spin_core.request import SamplingParams
 from spin_core.verify.chain import accepts
 from spin_core.verify.tree import trials
@@ -81,14 +81,14 @@ def walk(drawing: str = "without_replacement", seed: int = 0, count: int = 3, p:
     left, drawn = q[None].clone(), []
     for rank in range(count):
         drawn.append(int(q.argsort(descending=True)[rank]) if drawing == "top_k" else
-                     int(race(left, seeds, place, DRAFT, rank)))
+                     int(exponential_race(left, seeds, place, DRAFT, rank)))
         if drawing == "without_replacement":
             left[0, drawn[-1]] = 0
-    laws = [torch.nn.functional.one_hot(torch.tensor(t), len(p)).to(p) if drawing == "top_k" else q for t in drawn]
+    distributions = [torch.nn.functional.one_hot(torch.tensor(t), len(p)).to(p) if drawing == "top_k" else q for t in drawn]
     out = []
-    for rank, (rest, tested) in enumerate(trials(p, drawing, drawn, laws)):
+    for rank, (rest, tested) in enumerate(trials(p, drawing, drawn, distributions)):
         if rank == count:
-            out.append(Trial(rest.numpy(), tested.numpy(), int(race(rest[None], seeds, place, RESIDUAL)), None, True))
+            out.append(Trial(rest.numpy(), tested.numpy(), int(exponential_race(rest[None], seeds, place, RESIDUAL)), None, True))
             break
         u = uniform(seeds, place, ACCEPT, rank)[0]
         accepted = bool(accepts(u, rest[drawn[rank]], tested[drawn[rank]]))
@@ -101,8 +101,8 @@ def walk(drawing: str = "without_replacement", seed: int = 0, count: int = 3, p:
 # ---- exercises
 
 @check
-def check_tested_law(solution: Callable) -> Answer:
-    """Exercise 8.1: ``solution(q, elders)``: the law a child drawn without replacement is tested with."""
+def check_tested_distribution(solution: Callable) -> Answer:
+    """Exercise 8.1: ``solution(q, elders)``: the distribution a child drawn without replacement is tested with."""
     rng = np.random.default_rng(1)
     for size, elders in ((6, []), (6, [2]), (6, [0, 5]), (9, [3, 1, 8]), (4, [1])):
         q = rng.dirichlet(np.ones(size))
