@@ -9,6 +9,15 @@ from pathlib import Path
 from typing import Any
 
 
+def cache_dir() -> Path:
+    """``$SPIN_HOME`` if set, else the platform's user cache for ``spin_core``. Not created here."""
+    if home := os.environ.get("SPIN_HOME"):
+        return Path(home).expanduser()
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("spin_core", appauthor=False))
+
+
 def check_writable(path: Path) -> None:
     """Raise OSError for a file that can't be written: now, not after the work. Its folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)

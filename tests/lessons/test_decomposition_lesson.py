@@ -16,8 +16,7 @@ from matplotlib.image import imread
 from spin_core.lab.results import figures
 from spin_core.lab.lessons.l4_decomposition import widgets
 from spin_core.decompose import plan
-from spin_core.decompose.costs import typical
-from spin_core.decompose.layout import Heads
+from spin_core.decompose.costs import Heads, typical
 from spin_core.lab.lessons.l4_decomposition import padding
 from spin_core.lab.lessons import stored
 from spin_core.lab.lessons.l4_decomposition.lengths import Lengths, skewed_lengths

@@ -13,33 +13,39 @@ from spin_core.randomness import ACCEPT, RESIDUAL, exponential_race, uniform
 from spin_core.request import SamplingParams
 from spin_core.sampling import SamplingBatch, probabilities
 from spin_core.verify import chain, verify_chain
+from spin_core.verify.textbook import accept_reject
 
 SAMPLED = SamplingParams(temperature=1.0)
 
 
 def plain_verdict(logits: Tensor, tokens: list[int], distributions: list[Tensor | None], ids: Tensor | None,
                   params: SamplingParams, position: int) -> list[int] | None:
-    """One request, position by position: the emitted tokens, None for a failure. ``distributions`` holds q or None."""
-    sampling, vocab, out = SamplingBatch.from_params([params]), logits.shape[-1], []
-    for j, row in enumerate(logits):
-        p = probabilities(row.unsqueeze(0), sampling)[0]
-        if p.isnan().any():
-            return None
-        q = torch.zeros(vocab)
-        if j < len(tokens):
-            if distributions[j] is None:
-                q[tokens[j]] = 1
-            else:
-                q[torch.arange(vocab) if ids is None else ids] = distributions[j]
-            u = uniform(sampling.seed, torch.tensor([position + j]), ACCEPT)
-            if u * q[tokens[j]] < p[tokens[j]]:
-                out.append(tokens[j])
-                continue
-        rest = (p - q).clamp(min=0)
-        rest = rest if rest.sum() > 0 else p
+    """One request by the textbook: the emitted tokens, None for a failure. ``distributions`` holds q or None."""
+    sampling, vocab = SamplingBatch.from_params([params]), logits.shape[-1]
+
+    def p(i: int) -> Tensor:
+        found = probabilities(logits[i:i + 1], sampling)[0]
+        if found.isnan().any():
+            raise ArithmeticError
+        return found
+
+    def q(i: int) -> Tensor:
+        out = torch.zeros(vocab)
+        if distributions[i] is None:
+            out[tokens[i]] = 1
+        else:
+            out[torch.arange(vocab) if ids is None else ids] = distributions[i]
+        return out
+
+    def draw(weights: Tensor, i: int) -> int:
         if params.greedy:
-            return out + [int(row.argmax())]
-        return out + exponential_race(rest.unsqueeze(0), sampling.seed, torch.tensor([position + j]), RESIDUAL).tolist()
+            return int(logits[i].argmax())
+        return int(exponential_race(weights[None], sampling.seed, torch.tensor([position + i]), RESIDUAL))
+
+    try:
+        return accept_reject(tokens, p, q, lambda i: uniform(sampling.seed, torch.tensor([position + i]), ACCEPT)[0], draw)
+    except ArithmeticError:
+        return None
 
 
 def make_batch(counts: list[int], vocab: int, seed: int, subset: bool = False, dtype=torch.float32):
