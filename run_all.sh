@@ -98,5 +98,5 @@ case $command in
     test) exec "$python" -m pytest -n auto --maxprocesses 4 --dist worksteal "$@" ;;   # the last -n wins
     lab)  JUPYTER_PREFER_ENV_PATH=1 exec "$python" -m jupyterlab "$@" ;;
     *)    "$python" -m spin_core fetch
-          exec "$python" -m spin_core.lab.reproduce "$@" ;;
+          exec "$python" -m spin_core reproduce "$@" ;;
 esac

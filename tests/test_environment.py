@@ -157,7 +157,7 @@ def checkout(tmp_path):
 
 INSTALL = "python [-m] [pip] [install] [--disable-pip-version-check] [--quiet] [-e] [.[test]]"
 FETCH = "python [-m] [spin_core] [fetch]"
-REPRODUCE = "python [-m] [spin_core.lab.reproduce]"
+REPRODUCE = "python [-m] [spin_core] [reproduce]"
 PYTEST = "python [-m] [pytest] [-n] [auto] [--maxprocesses] [4] [--dist] [worksteal]"
 
 
@@ -198,7 +198,7 @@ def test_a_failed_install_or_fetch_stops_and_is_tried_again(checkout):
     assert done.returncode != 0 and log[-1] == INSTALL
     done, log = checkout.run(FAIL="-m spin_core fetch")
     assert done.returncode != 0 and log == [INSTALL, FETCH]
-    assert checkout.run(FAIL="-m spin_core.lab.reproduce")[0].returncode != 0
+    assert checkout.run(FAIL="-m spin_core reproduce")[0].returncode != 0
     assert checkout.run("test", FAIL="-m pytest")[0].returncode != 0
 
 
