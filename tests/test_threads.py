@@ -12,7 +12,7 @@ import pytest
 
 from spin_core import threads
 
-PASSIVE = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
+PASSIVE = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}
 
 
 @pytest.fixture(autouse=True)

@@ -45,7 +45,7 @@ def test_workers_end_soon_after_their_parent_is_killed():
     program = ("import os; from spin_core.lab.lessons.cores import on_all_cores\n"
                "print(*set(on_all_cores(lambda _: os.getpid(), range(8)).values()), flush=True); input()")
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                          env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}) as parent:
+                          env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}) as parent:
         workers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
         parent.kill()
     assert workers
