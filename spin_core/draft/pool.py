@@ -1,18 +1,68 @@
-"""Drafters by name.
+"""Drafters by name: built when first used, retired when they fail.
 
-Every drafter's file owns a part of the names, written at its head; this file only asks them in turn.
+Every drafter's file owns a part of the names, written at its head, and builds what is named so; :data:`KINDS` are asked
+in turn. To add a kind of drafter, give its file a ``from_name`` and list it here.
 """
 
 from __future__ import annotations
 
+import threading
+import warnings
+from collections.abc import Callable
+
 from spin_core.draft import base, composite, fed, model, ngram, sparse, table, trees, vote
-from spin_core.draft.base import BuildContext, Drafter
+from spin_core.draft.base import BuildContext, Drafter, NullDrafter
+from spin_core.draft.composite import COMPOSED_NGRAM
 from spin_core.runtime import ModelRunner
 from spin_core.zoo.fed import is_fed
 
-FILES = (base, ngram, table, fed, model, sparse, trees, vote, composite)    # "+" last: members may be of any file
+KINDS = (base, ngram, table, fed, model, sparse, trees, vote, composite)    # in this order; "+" last
+__all__ = ["COMPOSED_NGRAM", "DrafterPool", "build", "is_fed", "make_context", "names"]
 
-__all__ = ["build", "is_fed", "names"]
+
+class DrafterPool:
+    """The drafters of one engine. ``drafters`` holds those in use, ``retired`` the errors of those that failed.
+
+    ``on_retire(name)`` is called when a drafter is retired. Any thread may ask for a drafter.
+    """
+
+    def __init__(self, family, slots: int, max_len: int, target: ModelRunner) -> None:
+        self.context = make_context(family, slots, max_len, target)
+        self.drafters: dict[str, Drafter] = {"none": NullDrafter()}
+        self.retired: dict[str, BaseException] = {}
+        self.on_retire: Callable[[str], None] = lambda name: None
+        self._building = threading.RLock()
+
+    def get(self, name: str) -> Drafter:
+        """The drafter of that name, built at its first use; one that drafts nothing if it was retired.
+
+        Raises ValueError for a name that is none.
+        """
+        if not isinstance(name, str):
+            raise ValueError(f"a drafter is asked for by its name, not by {name!r}")
+        with self._building:
+            if name in self.retired:
+                return self.drafters["none"]
+            if name not in self.drafters:
+                self.drafters[name] = self.context.build(name)
+            return self.drafters[name]
+
+    def retire(self, name: str, error: BaseException) -> None:
+        """Let that drafter never draft again, because of ``error``; its requests go on without drafts."""
+        with self._building:
+            if name in self.retired or name == "none":
+                return
+            self.retired[name] = error
+            self.drafters.pop(name, None)
+        self.on_retire(name)
+        # last: where warnings are errors it raises
+        warnings.warn(f"drafter {name!r} raised {type(error).__name__}: {error}; its requests go on without drafts",
+                      RuntimeWarning, stacklevel=2)
+
+    def rollback(self, slot: int, length: int) -> None:
+        """Have every drafter forget what lies beyond ``length`` tokens of a slot; 0 forgets the request."""
+        for drafter in list(self.drafters.values()):        # another thread may be building one
+            drafter.rollback(slot, length)
 
 
 def names(family) -> list[str]:
@@ -21,11 +71,17 @@ def names(family) -> list[str]:
 
 
 def build(name: str, family, slots: int, max_len: int, target: ModelRunner) -> Drafter:
-    """The drafter of that name for an engine of ``slots`` requests of ``max_len`` tokens. Raises ValueError if it is
-    unknown."""
-    context = BuildContext(family, slots, max_len, target,
-                           lambda member: build(member, family, slots, max_len, target))
-    for file in FILES:
-        if drafter := file.from_name(name, context):
-            return drafter
-    raise ValueError(f"unknown drafter {name!r}; known: {', '.join(names(family))}")
+    """The drafter of that name, outside of a pool. Raises ValueError for a name that is none."""
+    return make_context(family, slots, max_len, target).build(name)
+
+
+def make_context(family, slots: int, max_len: int, target: ModelRunner) -> BuildContext:
+    """What :data:`KINDS` build drafters for."""
+    def build_one(name: str) -> Drafter:
+        for kind in KINDS:
+            if drafter := kind.from_name(name, context):
+                return drafter
+        raise ValueError(f"unknown drafter {name!r}; known: {', '.join(names(family))}")
+
+    context = BuildContext(family, slots, max_len, target, build_one)
+    return context
