@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import pytest
@@ -233,7 +234,7 @@ def test_the_seed_fixes_the_data_and_an_interrupted_write_leaves_no_shard(family
     whole = [p.read_bytes() for p in corpus.paths(tmp_path / "a")]
     assert len(whole) > 2
 
-    real, calls = corpus.os.replace, []
+    real, calls = os.replace, []
 
     def failing(source, target):
         calls.append(target)
@@ -242,7 +243,7 @@ def test_the_seed_fixes_the_data_and_an_interrupted_write_leaves_no_shard(family
         real(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(corpus.os, "replace", failing)
+        patch.setattr(os, "replace", failing)
         with pytest.raises(OSError, match="disk full"):
             generate(family, tmp_path / "b", 1500, **quiet)
     assert len(corpus.paths(tmp_path / "b")) == 1
