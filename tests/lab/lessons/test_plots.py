@@ -85,10 +85,10 @@ def test_a_step_shows_the_distributions_of_its_place_and_says_what_happened():
     bars = [[bar.get_width() for bar in ax.patches] for ax in figure.axes[1:]]
     assert bars == [REJECTING.places[1].p, REJECTING.places[1].q, REJECTING.places[1].residual]
     assert "< p: accepted." in words(plots.step(REJECTING, 0))
-    assert "not tested" in words(plots.step(REJECTING, 2))
+    assert "was drafted but not tested: the draft ended" in words(plots.step(REJECTING, 2))
     assert "not reached" in words(plots.step(REJECTING, 3))
     assert "the target adds ␣$x_ from p." in words(plots.step(ACCEPTING, 2))
-    assert "nothing was drafted, so the target writes ␣the" in words(plots.step(PLAIN, 0))
+    assert "nothing was drafted, so the target draws ␣the from p" in words(plots.step(PLAIN, 0))
     with pytest.raises(ValueError, match="were the distributions recorded"):
         plots.step(Step("", ["a"], ["accepted"], "b", "bonus"), 0)
 
