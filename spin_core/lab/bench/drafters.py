@@ -24,7 +24,8 @@ from spin_core.lab.distill.corpus import Shard
 from spin_core.lab.distill.evaluate import MAX_GAMMA, Scores, score
 from spin_core.lab.distill.states import States, compute
 from spin_core.draft import Drafter, DraftTable, FedLlama, NgramDrafter
-from spin_core.draft.pool import COMPOSED_NGRAM, build
+from spin_core.draft.composite import COMPOSED_NGRAM
+from spin_core.draft.pool import build
 from spin_core.engine import Engine
 from spin_core.files import check_writable
 from spin_core.request import Request, SamplingParams

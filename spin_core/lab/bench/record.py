@@ -13,7 +13,8 @@ from spin_core import provenance
 from spin_core.lab.bench import drafters
 from spin_core.lab.bench.products import interleaved
 from spin_core.draft import Drafter, FedLlama, NgramDrafter
-from spin_core.draft.pool import COMPOSED_NGRAM, build
+from spin_core.draft.composite import COMPOSED_NGRAM
+from spin_core.draft.pool import build
 from spin_core.request import Request, SamplingParams
 from spin_core.runtime import ModelRunner
 from spin_core.lab.simulate.recording import MAX_GAMMA, Passes, Recording
