@@ -52,8 +52,8 @@ def cost_curve(made: Plan) -> Figure:
 
 @styled
 def packing_and_costs(shown: Plan, cheapest: Plan, asked: int) -> Figure:
-    """Both at once, for a width that somebody ``asked`` for: the rows of ``shown``, and where it is on the
-    curve of ``cheapest``. The size does not depend on the plan."""
+    """The rows of ``shown``, a plan of the width ``asked`` for, and where it is on the cost curve of ``cheapest``.
+    The size does not depend on the plan."""
     figure = Figure(figsize=(WIDTH, 6.4), layout="constrained")
     above, below = figure.subfigures(2, 1, height_ratios=(1.45, 1))
     padding, copies = shown.kv_touched - shown.kv_true, shown.q_touched - sum(shown.q_lens)
