@@ -64,10 +64,12 @@ NAMES = (*DATA_SETS, "Mix")         # Mix: a third of each, in turn
 SHARES = {"Alpaca": 0.03, "CP": 0.40}
 
 
-def recording(name: str, requests: int, passes: Mapping[str, Passes], seed: int = 0) -> Recording:
-    """A recording of ``requests`` made-up answers of data set ``name``; ``passes`` say what its passes cost.
+def recording(name: str, requests: int, passes: Mapping[str, Passes], seed: int = 0, *, scale: float = 1.0,
+              spread: float | None = None) -> Recording:
+    """A recording of ``requests`` made-up answers of data set ``name``; ``passes``: the costs of its passes.
 
-    Raises ValueError for an unknown name or no requests.
+    ``scale`` multiplies the medians of lengths, ``spread`` takes the place of their spread: to see how much depends on
+    these two, which are ours. Raises ValueError for an unknown name or no requests.
     """
     if name not in NAMES or requests < 1:
         raise ValueError(f"recording: data set {name!r} of {', '.join(NAMES)}, and at least one request; "
@@ -77,7 +79,8 @@ def recording(name: str, requests: int, passes: Mapping[str, Passes], seed: int 
     prompts, accepted, lengths = [], [], []
     for r in range(requests):
         data = sets[r % len(sets)]
-        prompt, answer = np.exp(data.spread * rng.standard_normal(2)) * (data.prompt, data.answer)
+        wide = data.spread if spread is None else spread
+        prompt, answer = scale * np.exp(wide * rng.standard_normal(2)) * (data.prompt, data.answer)
         prompts.append(int(np.clip(prompt, 8, 1024)))
         lengths.append(int(np.clip(answer, 8, 512)))
         accepted.append(_chains(data, lengths[-1], rng))
