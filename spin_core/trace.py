@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+
+EVENTS = 100_000        # kept by default: about 65 MB
 
 
 @dataclass
@@ -68,15 +73,21 @@ class Event:
 
 
 class Trace:
-    """An append-only list of events with its own clock; any thread may add, and times never go back.
+    """The latest ``limit`` events (None: all), in order, with a clock; any thread may add, and times never go back.
 
+    ``events`` is cut by a tenth when it is full, oldest events first; ``dropped`` counts them. An event takes about
+    650 bytes. Streams listen to what is added, and miss nothing. ``steps``: how many steps were committed.
     ``decisions`` are those of the pipeline's heuristic (:class:`spin_core.pipeline.Decision`), where there is one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int | None = EVENTS) -> None:
+        if limit is not None and (not isinstance(limit, Integral) or limit < 1):
+            raise ValueError(f"Trace: limit is a positive number of events or None, got {limit!r}")
+        self.limit, self.dropped, self.steps = limit, 0, 0
         self.origin = time.perf_counter()
         self.events: list[Event] = []
         self.decisions: list = []
+        self._listeners: list[deque[Event]] = []
         self._lock = threading.Lock()
 
     def now(self) -> float:
@@ -86,7 +97,23 @@ class Trace:
         with self._lock:
             event = Event(kind, self.now(), request, **fields)
             self.events.append(event)
+            for listener in self._listeners:
+                listener.append(event)
+            if self.limit and len(self.events) > self.limit:
+                excess = max(1, self.limit // 10)
+                self.dropped += excess
+                del self.events[:excess]
         return event
+
+    def listen(self) -> deque[Event]:
+        """A queue that gets every event from now on, until :meth:`forget`."""
+        with self._lock:
+            self._listeners.append(deque())
+            return self._listeners[-1]
+
+    def forget(self, listener: deque[Event]) -> None:
+        with self._lock:
+            self._listeners = [other for other in self._listeners if other is not listener]
 
     def to_pandas(self) -> pd.DataFrame:
         """One row per event, without the distributions."""

@@ -33,7 +33,7 @@ from spin_core.lab.bench.names import (ASSISTED, BASELINE, CONTINUOUS, FIXED, FL
                                    SPIN)
 from spin_core.draft import DraftTable
 from spin_core.draft.pool import is_fed
-from spin_core.engine import DEFAULT_GAMMA, PASSES, Engine
+from spin_core.engine import DEFAULT_GAMMA, DEFAULT_GAMMA_MODEL, Engine
 from spin_core.lab.lessons.stored import stored
 from spin_core.request import SamplingParams
 from spin_core.select import NONE, make
@@ -298,7 +298,7 @@ def singles(family, asked: list[str], batch: int) -> list[tuple[str, int]]:
     out = []
     for text in asked:
         name, _, gamma = text.rpartition(":")
-        out += [(n, best_gamma(n, batch) or (DEFAULT_GAMMA if is_lookup(family, n) else PASSES)) for n in pool[text]] \
+        out += [(n, best_gamma(n, batch) or (DEFAULT_GAMMA if is_lookup(family, n) else DEFAULT_GAMMA_MODEL)) for n in pool[text]] \
             if text in pool else [(name, int(gamma))]
     return list(dict.fromkeys(out))
 
