@@ -12,26 +12,22 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from numbers import Integral
 
 from spin_core.draft import Drafter, pool
 from spin_core.pipeline.asynchronous import Asynchronous
 from spin_core.pipeline.executor import LIMIT, Sequential
 from spin_core.pipeline.grouping import POLICIES
 from spin_core.pipeline.micro_batches import MicroBatches
-from spin_core.request import FinishReason, Request, SamplingParams
+from spin_core.request import FinishReason, Request, SamplingParams, check_whole
 from spin_core.runtime import ModelRunner
 from spin_core.runtime.tensor_parallel import parts_of
 from spin_core.scheduler import Scheduler
-from spin_core.select import Selector, make
-from spin_core.select.assigner import Assigner
+from spin_core.select import Selector
+from spin_core.select.assigner import DEFAULT_GAMMA, Assigner, make_selector
 from spin_core.step import Step
 from spin_core.trace import EVENTS, Event, Trace
 
 Prompt = str | list[int] | list[dict]
-
-DEFAULT_GAMMA = 4           # drafted tokens per step, unless a number is given
-DEFAULT_GAMMA_MODEL = 2     # the same for drafters that take a pass per token, where a selector tries them on requests
 
 
 class Engine:
@@ -88,24 +84,32 @@ class Engine:
                  record_probs: bool = False, verification: str = "auto", selector: str | Selector | None = None,
                  arms: Sequence[str] | None = None, capacities: Mapping[str, int] | None = None,
                  fast_switching: bool = True, pipeline: str | int | None = None, grouping: str = "balanced",
-                 stage_timeout: float = LIMIT, trace_limit: int | None = EVENTS) -> None:
+                 stage_timeout: float = LIMIT, trace_limit: int | None = EVENTS,
+                 record_laws: bool | None = None) -> None:
         if drafter is not None and selector is not None:
             raise ValueError("Engine: a selector chooses drafters, drafter names one: give one of them")
+        if arms is not None and (drafter is not None or isinstance(selector, Selector)):
+            raise ValueError("Engine: arms are for a policy's name: a Selector has its own, and one drafter needs none")
         if parts_of(family.target) > 1:         # by the clock every process would decide something else
             if selector is not None or pipeline == "auto":
                 raise ValueError("Engine: a target over several processes needs one drafter and a fixed pipeline")
             drafter = drafter or next(iter(family.drafters), "ngram")
+        if drafter is not None and capacities is not None:
+            raise ValueError("Engine: capacities need a selector")
         if pipeline is None:
             pipeline = "auto" if drafter is None else "off"
         if pipeline == "ahead":
             warnings.warn('Engine: pipeline="ahead" is called "async" now', DeprecationWarning, stacklevel=2)
             pipeline = "async"
+        if record_laws is not None:
+            warnings.warn("Engine: record_laws is called record_probs now", DeprecationWarning, stacklevel=2)
+            record_probs = record_laws
         if grouping not in POLICIES:
             raise ValueError(f"unknown grouping policy {grouping!r}; known: {', '.join(POLICIES)}")
         for name, value, least in (("gamma", gamma, 0), ("max_batch", max_batch, 1), ("max_len", max_len, 2),
                                    ("kv_tokens", kv_tokens, 2), ("prefill_chunk", prefill_chunk, 1)):
             if value is not None or name not in ("gamma", "max_len", "kv_tokens"):
-                _check_whole(f"Engine: {name}", value, least)
+                check_whole(f"Engine: {name}", value, least)
         if not stage_timeout > 0:
             raise ValueError(f"Engine: stage_timeout must be a positive number of seconds, got {stage_timeout!r}")
         self.family = family
@@ -122,7 +126,9 @@ class Engine:
                                    max_len=self.max_len, kv_tokens=self.kv_tokens)
         if drafter is not None:
             self.get_drafter(drafter)
-        self.selection = self.scheduler.assigner = self._assigner(selector, arms, gamma, capacities, fast_switching)
+        self.selection = self.scheduler.assigner = None if drafter is not None else Assigner(
+            make_selector(selector, arms, gamma, family, self.pool), self.pool, self.trace, max_len=self.max_len,
+            device=self.target.device, capacities=capacities, fast_switching=fast_switching)
         self.stages = Step(self.target, self.pool, self.scheduler, self.selection, self.trace, Sequential(),
                            prefill_chunk=prefill_chunk, record_probs=record_probs)
         self.pipeline = None if pipeline == "off" else Asynchronous(self.stages) if pipeline == "async" else \
@@ -150,7 +156,7 @@ class Engine:
         if self.closed:
             raise RuntimeError("Engine.submit: the engine is closed")
         if gamma is not None:
-            _check_whole("Engine.submit: gamma", gamma, 0)
+            check_whole("Engine.submit: gamma", gamma, 0)
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
             raise TypeError(f"Engine.submit: params must be a SamplingParams or None, got {params!r}")
@@ -193,6 +199,10 @@ class Engine:
             if request.slot is None:
                 scheduler.leave(request)
         self._sweep()
+
+    def cancel_all(self) -> None:
+        """End all requests, and wait for those in flight to land."""
+        self._end([*self.running, *self.queue])
 
     def generate(self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None,
                  **submit) -> list[Request]:
@@ -242,7 +252,7 @@ class Engine:
         if self.closed:
             return
         self.closed = True
-        self._end([*self.running, *self.queue])
+        self.cancel_all()
         for part in (self.pipeline, self.selection):
             if part:
                 part.close()
@@ -336,40 +346,3 @@ class Engine:
             return [operator.index(i) for i in prompt]      # integers of any kind, but no fractions
         except TypeError as error:
             raise ValueError(f"{what}: {error}") from error
-
-    def _assigner(self, selector, arms, gamma: int | None, capacities, fast_switching: bool) -> Assigner | None:
-        """What serves the selector, with every drafter built that it may choose."""
-        if arms is not None and (self.drafter is not None or isinstance(selector, Selector)):
-            raise ValueError("Engine: arms are for a policy's name: a Selector has its own, and one drafter needs none")
-        if self.drafter is not None:
-            if capacities is not None:
-                raise ValueError("Engine: capacities need a selector")
-            return None
-        if selector is None or isinstance(selector, str):
-            arms = [*self.family.drafters, "ngram"] if arms is None else list(arms)
-            selector, options = selector or "spin", {}
-            if gamma is not None:
-                _check_whole("Engine: with a selector, gamma", gamma, 1)
-                options["gamma"] = gamma
-            elif selector not in ("spin-full", "minions"):          # which choose lengths themselves
-                options["gamma"] = {name: self._usual_length(name) for name in arms}
-                if selector == "spin":
-                    options["shorten"] = True
-            selector = make(selector, arms, **options)
-        for name in selector.arms:
-            self.get_drafter(name)
-        return Assigner(selector, self.pool, self.trace, max_len=self.max_len, device=self.target.device,
-                        capacities=capacities, fast_switching=fast_switching)
-
-    def _usual_length(self, name: str) -> int:
-        """How many tokens an arm drafts unless a number is given: a tree all of its depth."""
-        drafter = self.get_drafter(name)
-        return drafter.gamma or (DEFAULT_GAMMA if drafter.is_lookup else DEFAULT_GAMMA_MODEL)
-
-
-def _check_whole(name: str, value: int, least: int) -> None:
-    """Raise ValueError unless ``value`` is an integer and at least ``least``."""
-    if not isinstance(value, Integral):
-        raise ValueError(f"{name} must be an integer, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")

@@ -12,11 +12,10 @@ lands what they bring through the same :meth:`Step.commit`.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -26,11 +25,15 @@ from spin_core.draft.check import check_draft
 from spin_core.draft.pool import DrafterPool
 from spin_core.request import FinishReason, Request
 from spin_core.runtime import ModelRunner
+from spin_core.runtime.workers import Watch
 from spin_core.sampling import SamplingBatch, probabilities
 from spin_core.scheduler import Scheduler
 from spin_core.select.assigner import Assigner
 from spin_core.trace import Event, Trace
 from spin_core.verify import verify_chain, verify_tree
+
+if TYPE_CHECKING:
+    from spin_core.pipeline.executor import Executor, Flight
 
 
 class Step:
@@ -320,55 +323,12 @@ class Verified:
     verify_seconds: float
 
 
-class Flight(Protocol):
-    """Drafting and verifying under way. ``result()`` waits for it; ``landed``: the result is there."""
-
-    landed: bool
-
-    def result(self) -> Verified: ...
-
-
-class Executor(Protocol):
-    """Runs ``verify(draft())``, here or in other threads (:mod:`spin_core.pipeline.executor`)."""
-
-    def launch(self, draft: Callable, verify: Callable, group: int = 0) -> Flight: ...
-
-
-class Abandoned(RuntimeError):
-    """The step was given up while it waited for a drafter that hangs."""
-
-
-class Watch:
-    """Which drafter a step is waiting for, so that one that hangs can be named, and its step given up.
-
-    A drafter that comes back after all finds the step given up: nothing behind its own pass is run any more.
-    """
-
-    def __init__(self) -> None:
-        self._drafter: str | None = None
-        self._abandoned = False
-        self._lock = threading.Lock()
-
-    def enter(self, drafter: str | None) -> None:
-        """The step goes on to this drafter, or from one to the next stage. Raises Abandoned if it was given up."""
-        with self._lock:
-            if self._abandoned:
-                raise Abandoned("the step was given up, for a drafter did not come back in time")
-            self._drafter = drafter
-
-    def abandon(self, anyway: bool = False) -> str | None:
-        """Give the step up if it waits for a drafter, or ``anyway``; the drafter's name."""
-        with self._lock:
-            self._abandoned |= anyway or self._drafter is not None
-            return self._drafter
-
-
 @dataclass(eq=False)
 class InFlight:
     """A step between its launch and its landing, for micro-batch ``group`` of ``groups``."""
 
     requests: list[Request]
-    flight: Flight
+    flight: Flight          # ``result()`` waits for the :class:`Verified`; ``landed``: it is there
     began: float
     group: int = 0
     groups: int = 1

@@ -10,8 +10,6 @@ from numbers import Integral
 from pathlib import Path
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 
 EVENTS = 100_000        # kept by default: about 65 MB
@@ -76,7 +74,8 @@ class Trace:
     """The latest ``limit`` events (None: all), in order, with a clock; any thread may add, and times never go back.
 
     ``events`` is cut by a tenth when it is full, oldest events first; ``dropped`` counts them. An event takes about
-    650 bytes. Streams listen to what is added, and miss nothing. ``steps``: how many steps were committed.
+    650 bytes. With ``spill``, a folder, they are written there first: files that pandas reads, in the order of their
+    names. Streams listen to what is added, and miss nothing. ``steps``: how many steps were committed.
     ``decisions`` are those of the pipeline's heuristic (:class:`spin_core.pipeline.Decision`), where there is one.
     """
 
@@ -84,6 +83,7 @@ class Trace:
         if limit is not None and (not isinstance(limit, Integral) or limit < 1):
             raise ValueError(f"Trace: limit is a positive number of events or None, got {limit!r}")
         self.limit, self.dropped, self.steps = limit, 0, 0
+        self.spill: str | Path | None = None
         self.origin = time.perf_counter()
         self.events: list[Event] = []
         self.decisions: list = []
@@ -100,10 +100,15 @@ class Trace:
             for listener in self._listeners:
                 listener.append(event)
             if self.limit and len(self.events) > self.limit:
-                excess = max(1, self.limit // 10)
-                self.dropped += excess
-                del self.events[:excess]
+                self._cut(max(1, self.limit // 10))
         return event
+
+    def _cut(self, count: int) -> None:
+        if self.spill is not None:
+            Path(self.spill).mkdir(parents=True, exist_ok=True)
+            to_pandas(self.events[:count]).to_parquet(Path(self.spill) / f"events-{self.dropped:012}.parquet")
+        self.dropped += count
+        del self.events[:count]
 
     def listen(self) -> deque[Event]:
         """A queue that gets every event from now on, until :meth:`forget`."""
@@ -116,20 +121,25 @@ class Trace:
             self._listeners = [other for other in self._listeners if other is not listener]
 
     def to_pandas(self) -> pd.DataFrame:
-        """One row per event, without the distributions."""
-        rows = [{k: v for k, v in vars(e).items() if k != "distributions"} for e in self.events]
-        return pd.DataFrame(rows, columns=[n for n in Event.__dataclass_fields__ if n != "distributions"])
+        return to_pandas(self.events)
 
     def to_parquet(self, path: str | Path) -> None:
-        pq.write_table(pa.Table.from_pandas(self.to_pandas(), preserve_index=False), path)
+        self.to_pandas().to_parquet(path, index=False)
 
     def metrics(self) -> dict:
         return metrics(self.to_pandas())
 
 
+def to_pandas(events: list[Event]) -> pd.DataFrame:
+    """One row per event, without the distributions."""
+    rows = [{k: v for k, v in vars(e).items() if k != "distributions"} for e in events]
+    return pd.DataFrame(rows, columns=[n for n in Event.__dataclass_fields__ if n != "distributions"])
+
+
 def metrics(events: pd.DataFrame) -> dict:
     """Summarise a trace (live, or read back with ``pandas.read_parquet``).
 
+    Everything is counted from what was emitted: drafted tokens that the target accepted behind a stop are not accepted.
     ``goodput``: emitted tokens per second of wall time, first submission to last event. ``acceptance_rate``:
     accepted / drafted tokens. ``tokens_per_verification``: emitted tokens per (request, step) that emitted.
     ``accepted_length_histogram``: {accepted tokens: how many verifications}. ``seconds``: wall time by phase.
@@ -138,6 +148,7 @@ def metrics(events: pd.DataFrame) -> dict:
     requests for which they exist; None where there is nothing to average.
     """
     steps = events[events.kind == "step"]
+    steps = steps.assign(accepted=[min(int(a), len(e)) for a, e in zip(steps.accepted, steps.emitted)])
     emitting = steps[steps.emitted.map(len) > 0]
     emitted = int(emitting.emitted.map(len).sum())
     drafted, accepted = int(steps.drafted.map(len).sum()), int(steps.accepted.sum())

@@ -15,7 +15,7 @@ import torch
 
 from spin_core.draft.base import CaughtUp, Drafter
 from spin_core.request import Request
-from spin_core.runtime.threads import WorkerThread, set_own_threads
+from spin_core.runtime.workers import WorkerThread, set_own_threads
 
 PATIENCE = 30.0     # seconds a job may take; then its drafter counts as hung and is retired
 

@@ -11,7 +11,8 @@ from spin_core.pipeline.executor import (
 )
 from spin_core.pipeline.grouping import POLICIES, Item, split
 from spin_core.pipeline.heuristic import Decision, Heuristic, Load
-from spin_core.pipeline.schedule import DRAFT, STAGES, VERIFY, Schedule, Span, simulate
+from spin_core.pipeline.reference import simulate
+from spin_core.pipeline.schedule import DRAFT, STAGES, VERIFY, Schedule, Span
 
 __all__ = [
     "DRAFT", "POLICIES", "STAGES", "VERIFY", "CudaStreams", "Decision", "Executor", "Flight",

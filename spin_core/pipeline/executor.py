@@ -9,7 +9,7 @@ What is known of threads and torch on a CPU (``python -m spin_core bench pipelin
 
 * torch releases Python's interpreter lock inside its operators, so two threads compute side by side. Between operators
   they take turns: of operators that last microseconds nothing is gained.
-* A number of cores can be set for one thread alone (:func:`spin_core.runtime.threads.set_own_threads`), so every
+* A number of cores can be set for one thread alone (:func:`spin_core.runtime.workers.set_own_threads`), so every
   worker sets its own share when it starts.
 """
 
@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from spin_core.pipeline.schedule import DRAFT, STAGES, VERIFY, Span
-from spin_core.runtime.threads import WorkerThread, set_own_threads
+from spin_core.runtime.workers import WorkerThread, set_own_threads
 
 LIMIT = 600.0           # seconds that a wait may take
 

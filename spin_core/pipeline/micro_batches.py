@@ -22,7 +22,8 @@ from spin_core.pipeline.grouping import Item, heaviest, join, split
 from spin_core.pipeline.heuristic import Heuristic, Load
 from spin_core.request import Request
 from spin_core.runtime import graphs
-from spin_core.step import Abandoned, InFlight, Step, Verified
+from spin_core.runtime.workers import Abandoned
+from spin_core.step import InFlight, Step, Verified
 from spin_core.trace import Event
 
 UNBALANCED = 1.25       # regroup when the heaviest group is so many times heavier than it need be

@@ -21,11 +21,14 @@ import torch
 from spin_core.draft import Drafter
 from spin_core.draft.catchup import CatchUps, Inline, Job, Worker
 from spin_core.draft.pool import DrafterPool
-from spin_core.request import Request
+from spin_core.request import Request, check_whole
 from spin_core.select.base import NONE, Choice, Outcome, RequestView, Scored, Selector
 from spin_core.select.costs import AffineCost, shares
+from spin_core.select.policies import make
 from spin_core.trace import Event, Trace
 
+DEFAULT_GAMMA = 4           # drafted tokens per step, unless a number is given
+DEFAULT_GAMMA_MODEL = 2     # the same for drafters that take a pass per token, where a selector tries them on requests
 LOOKUP_LENGTH = 8       # tokens that lookups are asked for where the selector's gammas are no numbers
 
 
@@ -298,3 +301,30 @@ class Assigner:
 
 def _warn(what: str) -> None:
     warnings.warn(f"the selector {what}; requests stay with their drafters", RuntimeWarning, stacklevel=3)
+
+
+def make_selector(selector: Selector | str | None, arms: Sequence[str] | None, gamma: int | None, family,
+                  drafters: DrafterPool) -> Selector:
+    """The selector itself, or the policy of that name ("spin" for None), with every drafter built that it may choose.
+
+    ``arms``: the drafters that a policy by name may choose; by default the family's and "ngram". ``gamma``: what they
+    draft; by default a tree all of its depth, a lookup :data:`DEFAULT_GAMMA`, a model :data:`DEFAULT_GAMMA_MODEL`.
+    """
+    def usual(name: str) -> int:
+        drafter = drafters.get(name)
+        return drafter.gamma or (DEFAULT_GAMMA if drafter.is_lookup else DEFAULT_GAMMA_MODEL)
+
+    if selector is None or isinstance(selector, str):
+        arms = [*family.drafters, "ngram"] if arms is None else list(arms)
+        selector, options = selector or "spin", {}
+        if gamma is not None:
+            check_whole("Engine: with a selector, gamma", gamma, 1)
+            options["gamma"] = gamma
+        elif selector not in ("spin-full", "minions"):          # which choose lengths themselves
+            options["gamma"] = {name: usual(name) for name in arms}
+            if selector == "spin":
+                options["shorten"] = True
+        selector = make(selector, arms, **options)
+    for name in selector.arms:
+        drafters.get(name)
+    return selector

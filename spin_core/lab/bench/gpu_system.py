@@ -26,8 +26,9 @@ from spin_core.lab.bench import names, peers
 from spin_core.lab.bench.gpu import TINY, Settings, attempt
 from spin_core.lab.bench.gpu_drafting import random_llama
 from spin_core.draft.base import CaughtUp, never
-from spin_core.engine import DEFAULT_GAMMA_MODEL, Engine
+from spin_core.engine import Engine
 from spin_core.request import Request, SamplingParams
+from spin_core.select.assigner import DEFAULT_GAMMA_MODEL
 from spin_core.lab.simulate.recording import Recording
 from spin_core.lab.simulate.profiles import DRAFTERS, TARGETS, Model
 from spin_core.zoo import DraftModel
@@ -170,14 +171,14 @@ def measure(engine: Replayed, order: Sequence[int], stop: float) -> dict:
     begin = time.monotonic()
     warm = begin + WARM * (stop - begin)
     engine.serve(cycle(order[::-1]), lambda: time.monotonic() >= warm)
-    engine.close()
+    engine.cancel_all()
     answers = cycle(order)                          # the same texts for every rung
     engine.serve(answers, lambda: all(r.output_ids for r in engine.running) or time.monotonic() >= stop)
     engine.trace.events.clear()
     start = time.perf_counter()
     engine.serve(answers, lambda: time.monotonic() >= stop)
     seconds = time.perf_counter() - start
-    engine.close()
+    engine.cancel_all()
     for error in engine.retired.values():
         raise error
     if any(event.reason == "error" for event in engine.trace.events):

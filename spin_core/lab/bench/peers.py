@@ -33,13 +33,14 @@ from spin_core.lab.bench.names import (ASSISTED, BASELINE, CONTINUOUS, FIXED, FL
                                    SPIN)
 from spin_core.draft import DraftTable
 from spin_core.draft.pool import is_fed
-from spin_core.engine import DEFAULT_GAMMA, DEFAULT_GAMMA_MODEL, Engine
+from spin_core.engine import Engine
 from spin_core.lab.lessons.stored import stored
 from spin_core.request import SamplingParams
 from spin_core.select import NONE, make
 from spin_core.lab.simulate.oracle import Planned, oracle_request, oracle_steps
 from spin_core.lab.simulate.recording import MAX_GAMMA, Recording
 from spin_core.lab.simulate.replay import replay
+from spin_core.select.assigner import DEFAULT_GAMMA, DEFAULT_GAMMA_MODEL
 from spin_core.trace import Trace
 from spin_core.workloads import NAMES
 
@@ -298,8 +299,8 @@ def singles(family, asked: list[str], batch: int) -> list[tuple[str, int]]:
     out = []
     for text in asked:
         name, _, gamma = text.rpartition(":")
-        out += [(n, best_gamma(n, batch) or (DEFAULT_GAMMA if is_lookup(family, n) else DEFAULT_GAMMA_MODEL)) for n in pool[text]] \
-            if text in pool else [(name, int(gamma))]
+        usual = {n: DEFAULT_GAMMA if is_lookup(family, n) else DEFAULT_GAMMA_MODEL for n in pool.get(text, ())}
+        out += [(n, best_gamma(n, batch) or length) for n, length in usual.items()] if usual else [(name, int(gamma))]
     return list(dict.fromkeys(out))
 
 

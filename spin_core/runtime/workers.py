@@ -1,4 +1,4 @@
-"""Worker threads that end with their owner, and thread counts that hold for one thread alone."""
+"""Worker threads that end with their owner, a watch over calls that may hang, and thread counts for one thread alone."""
 
 from __future__ import annotations
 
@@ -41,6 +41,35 @@ class WorkerThread:
                 self._queue.get_nowait()
         except Empty:
             self._queue.put(None)
+
+
+class Abandoned(RuntimeError):
+    """The step was given up while it waited for a drafter that hangs."""
+
+
+class Watch:
+    """Which drafter a step is waiting for, so that one that hangs can be named, and its step given up.
+
+    A drafter that comes back after all finds the step given up: nothing behind its own pass is run any more.
+    """
+
+    def __init__(self) -> None:
+        self._drafter: str | None = None
+        self._abandoned = False
+        self._lock = threading.Lock()
+
+    def enter(self, drafter: str | None) -> None:
+        """The step goes on to this drafter, or from one to the next stage. Raises Abandoned if it was given up."""
+        with self._lock:
+            if self._abandoned:
+                raise Abandoned("the step was given up, for a drafter did not come back in time")
+            self._drafter = drafter
+
+    def abandon(self, anyway: bool = False) -> str | None:
+        """Give the step up if it waits for a drafter, or ``anyway``; the drafter's name."""
+        with self._lock:
+            self._abandoned |= anyway or self._drafter is not None
+            return self._drafter
 
 
 def set_own_threads(count: int) -> None:
