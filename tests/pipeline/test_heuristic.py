@@ -257,7 +257,7 @@ def test_memory_does_not_grow_with_the_loads():
     heuristic = Heuristic(4)
     for i in range(1000):
         heuristic.observe(Load(4, 100, {f"drafter {i}": 4}), 4, 0.1)
-    assert len(heuristic._places) <= 64 and len(heuristic.decisions) == 1
+    assert len(heuristic._known) <= 64 and len(heuristic.decisions) == 1
 
 
 def test_impossible_settings_are_refused():
