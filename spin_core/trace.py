@@ -139,7 +139,7 @@ def to_pandas(events: list[Event]) -> pd.DataFrame:
 def metrics(events: pd.DataFrame) -> dict:
     """Summarise a trace (live, or read back with ``pandas.read_parquet``).
 
-    Everything is counted from what was emitted: drafted tokens that the target accepted behind a stop are not accepted.
+    Everything is counted from what was emitted: drafted tokens behind a stop count neither as drafted nor as accepted.
     ``goodput``: emitted tokens per second of wall time, first submission to last event. ``acceptance_rate``:
     accepted / drafted tokens. ``tokens_per_verification``: emitted tokens per (request, step) that emitted.
     ``accepted_length_histogram``: {accepted tokens: how many verifications}. ``seconds``: wall time by phase.
@@ -148,7 +148,10 @@ def metrics(events: pd.DataFrame) -> dict:
     requests for which they exist; None where there is nothing to average.
     """
     steps = events[events.kind == "step"]
-    steps = steps.assign(accepted=[min(int(a), len(e)) for a, e in zip(steps.accepted, steps.emitted)])
+    lengths, trees = steps.emitted.map(len), steps.tree.map(lambda tree: isinstance(tree, dict))
+    cut = (0 < lengths) & (lengths <= steps.accepted) & ~trees.astype(bool)
+    steps = steps.assign(accepted=steps.accepted.clip(upper=lengths),
+                         drafted=[e if is_cut else d for d, e, is_cut in zip(steps.drafted, steps.emitted, cut)])
     emitting = steps[steps.emitted.map(len) > 0]
     emitted = int(emitting.emitted.map(len).sum())
     drafted, accepted = int(steps.drafted.map(len).sum()), int(steps.accepted.sum())
