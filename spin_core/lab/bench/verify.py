@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from spin_core.lab.bench import Bar, Report, positive
-from spin_core.lab.bench.products import interleaved
+from spin_core.lab.bench.timing import interleaved
 from spin_core.draft.base import Draft
 from spin_core.randomness import ACCEPT, RESIDUAL, exponential_race, uniform
 from spin_core.request import SamplingParams
