@@ -23,7 +23,7 @@ from spin_core.verify import chain
 
 triton = pytest.importorskip("triton")
 kernel = pytest.importorskip("spin_core.verify.kernel")
-from spin_core.lab.lessons.l6_verify_kernel.reads import counted  # noqa: E402
+from spin_core.lab.lessons.l6_verify_kernel.measure import counted  # noqa: E402
 from spin_core.verify import kernel_filters, kernel_noise, kernel_rows  # noqa: E402
 import triton.language as tl  # noqa: E402
 

@@ -10,7 +10,7 @@ import tiny
 import torch
 
 from spin_core.engine import Engine
-from spin_core.lab.lessons import disguise, joint_distribution, distribution_test
+from spin_core.lab.lessons.l1_speculation.distribution import disguise, distribution_test, joint_distribution
 from spin_core.request import SamplingParams
 
 PARAMS = SamplingParams(temperature=1.0, top_k=3, max_new_tokens=3, stop_ids=())

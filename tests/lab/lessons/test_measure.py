@@ -11,8 +11,8 @@ import tiny
 
 from spin_core.lab.lessons.l1_speculation import plots
 from spin_core.engine import Engine
-from spin_core.lab.lessons import full_steps, goodput, measured, modelled, phase_milliseconds, sweep
-from spin_core.lab.lessons import show
+from spin_core.lab.lessons import measured, modelled, show
+from spin_core.lab.lessons.l1_speculation.measure import full_steps, goodput, phase_milliseconds, sweep
 from spin_core.request import SamplingParams
 from spin_core.trace import Event
 

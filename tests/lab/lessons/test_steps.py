@@ -6,8 +6,7 @@ import pytest
 import tiny
 
 from spin_core.engine import Engine
-from spin_core.lab.lessons import read_steps
-from spin_core.lab.lessons.l1_speculation.steps import FATES
+from spin_core.lab.lessons.l1_speculation.steps import FATES, read_steps
 from spin_core.request import SamplingParams
 from spin_core.trace import Event
 

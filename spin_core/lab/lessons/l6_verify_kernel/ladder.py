@@ -2,7 +2,7 @@
 ``spin_core/verify/kernel.py``.
 
 On a GPU they are compiled, without one Triton's interpreter runs them (TRITON_INTERPRET=1 before Triton is
-imported). Every rung has a function that launches it; :mod:`kernel_checks` tells whether it, or your copy of
+imported). Every rung has a function that launches it; ``checks.py`` tells whether it, or your copy of
 it, does what it should.
 """
 

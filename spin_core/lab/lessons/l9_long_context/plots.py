@@ -159,7 +159,7 @@ def acceptance(rows: Sequence[Mapping], bar: float, here: Sequence[Mapping] = ()
                        color=INK, weight="bold")
         panel.grid(axis="y", visible=False)
     left.axvline(bar, color=INK, linewidth=1, linestyle=":", label=f"our bar: {bar:g}, documents, half of the context")
-    left.set(yticks=y, yticklabels=[f"{row['texts']}{', sampled' * (row.get('distribution') == 'sampled')}: sees {row['window']}"
+    left.set(yticks=y, yticklabels=[f"{row['texts']}{', sampled' * (row.get('law') == 'sampled')}: sees {row['window']}"
                                     + (" of it" if "/" in row["window"] else " tokens") for row in rows],
              ylim=(y[-1] + .6, -.6), xlim=(0, 1.05), xlabel="of the tested tokens (measured)", title="Accepted")
     right.set(xlabel="measured, gamma 4", title="Tokens per verification", xlim=(0, 5.2))
