@@ -19,7 +19,6 @@ from pathlib import Path
 from spin_core.files import check_writable
 from spin_core.lab.bench import Bar, Report, positive
 from spin_core.lab.bench.answers import Answers, View, answer, model_views, pool, views_of
-from spin_core.lab.bench.answers import is_lookup as is_lookup        # lesson 2 asks here
 from spin_core.lab.bench.timing import timings
 from spin_core.lab.distill.evaluate import MAX_GAMMA, Scores
 from spin_core.lab.simulate.acceptance import SHARES as PUBLISHED_SHARE
