@@ -122,7 +122,7 @@ def fit(plans: list["Plan"], seconds: list[float], heads: Heads) -> Costs:
 @functools.cache
 def measured(device: torch.device, dtype: torch.dtype, kv: int, group: int, dim: int, threads: int) -> Costs:
     """The constants of ``device`` for this shape of attention: kept ones, else measured now (seconds) and kept."""
-    from spin_core.zoo.cachedir import cache_dir
+    from spin_core.files import cache_dir
 
     key = [VERSION, torch.__version__, _name(device), str(dtype), kv, group, dim, threads]
     path = cache_dir() / "attention" / (hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16] + ".json")

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spin_core.draft import Drafter, DraftTable, NgramDrafter
-from spin_core.draft.pool import COMPOSED_NGRAM, build
+from spin_core.draft.composite import COMPOSED_NGRAM
+from spin_core.draft.pool import build
 from spin_core.engine import Engine
 from spin_core.lab.distill.corpus import Shard
 from spin_core.lab.distill.evaluate import MAX_GAMMA, Scores, score

@@ -26,7 +26,7 @@ from spin_core.lab.bench import names
 from spin_core.lab.bench.gpu import TINY, Settings, attempt
 from spin_core.lab.bench.gpu_drafting import random_llama
 from spin_core.lab.bench.rounds import of_trace
-from spin_core.draft.base import CaughtUp, never
+from spin_core.draft.base import CaughtUp, never_stopped
 from spin_core.engine import PASSES, Engine
 from spin_core.request import Request, SamplingParams
 from spin_core.lab.simulate.recording import Recording
@@ -154,7 +154,7 @@ class Replayed(Engine):
             drafter.catch_up = partial(self._caught_up, name, drafter.catch_up)
         return selection
 
-    def _caught_up(self, name: str, read: Callable, requests: list[Request], stopped=never) -> list[CaughtUp]:
+    def _caught_up(self, name: str, read: Callable, requests: list[Request], stopped=never_stopped) -> list[CaughtUp]:
         out = read(requests, stopped)
         for request, found in zip(requests, out):
             first = found.first - len(request.prompt_ids)

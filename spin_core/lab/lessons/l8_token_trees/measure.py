@@ -120,7 +120,7 @@ def ranks(engine: Engine, name: str, requests: Sequence[Request]) -> list[int]:
         ids, first = request.ids, len(request.prompt_ids)
         engine.target.forward([0], [len(ids)], ids, [])         # a fed drafter reads what the target makes of the text
         logits = drafter.runner.forward([0], [len(ids) - 1], ids[:-1], list(range(first - 1, len(ids) - 1)),
-                                        **drafter._feed([0], [len(ids) - 1]))
+                                        **drafter._extra_inputs([0], [len(ids) - 1]))
         for row, token in zip(logits, ids[first:]):
             at = token if column is None else column.get(token)
             out.append(NEVER if at is None else int((row > row[at]).sum()))
