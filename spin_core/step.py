@@ -206,7 +206,7 @@ class Step:
         trees: list[dict | None] = [None] * len(requests)
         if isinstance(group.draft, Tree):
             verdict = verify_tree(logits, group.draft, sampling, position)
-            trees = group.draft.tell(verdict.path.tolist())
+            trees = group.draft.to_trace(verdict.path.tolist())
             self.target.keep([r.slot for r in requests], [r.length for r in requests], [t["path"] for t in trees])
         else:
             verdict = verify_chain(logits, group.draft, sampling, position, max_draft=max(group.counts))

@@ -1,4 +1,4 @@
-"""What the zoo hands out: a target with its tokenizer, and the drafters that go with it."""
+"""What the zoo loads: a target with its tokenizer, and the drafters that go with it."""
 
 from __future__ import annotations
 

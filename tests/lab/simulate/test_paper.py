@@ -102,7 +102,7 @@ def test_arrivals_by_name():
         assert len(times) == 2000 and 2000 / times[-1] == pytest.approx(4.0, rel=0.15)
     assert (np.diff(one) > 0).all() and (np.diff(burst) == 0).mean() == pytest.approx(1 - 1 / arrivals.BURST, abs=0.03)
     for wrong in (("often", 9, 1.0), ("poisson", 9, 0.0), ("poisson", 9, float("nan"))):
-        with pytest.raises(ValueError, match="rate above 0"):
+        with pytest.raises(ValueError, match="finite rate above 0"):
             arrivals.times(*wrong)
 
 
