@@ -22,9 +22,10 @@ import numpy as np
 import torch
 
 from spin_core.lab.bench import Bar, Report
-from spin_core.lab.bench import names, peers
+from spin_core.lab.bench import names
 from spin_core.lab.bench.gpu import TINY, Settings, attempt
 from spin_core.lab.bench.gpu_drafting import random_llama
+from spin_core.lab.bench.rounds import of_trace
 from spin_core.draft.base import CaughtUp, never_stopped
 from spin_core.engine import PASSES, Engine
 from spin_core.request import Request, SamplingParams
@@ -69,10 +70,7 @@ def run(target: Model, drafters: Sequence[tuple[Model, str]], recording: Recordi
     order = np.random.default_rng(0).permutation(len(recording)).tolist()
     cases = [(batch, rung) for batch in batches for rung in ladder(family)]
     rate: dict[tuple[int, str], float] = {}
-    for done, (batch, rung) in enumerate(cases):
-        if left() <= 0:
-            report.notes.append(f"out of time: {len(cases) - done} of {len(cases)} cases were left out")
-            break
+    for done, (batch, rung) in enumerate(report.within(left, cases)):
         stop = time.monotonic() + min(most, left() / (len(cases) - done))
         drafter, options = ladder(family)[rung]
         row = attempt(report, f"batch {batch}, {rung}", lambda: measure(
@@ -183,6 +181,6 @@ def measure(engine: Replayed, order: Sequence[int], stop: float) -> dict:
     if any(event.reason == "error" for event in engine.trace.events):
         raise RuntimeError("requests failed: the target's logits were not finite")
     steps, graphs = [event for event in engine.trace.events if event.kind == "step"], engine.target.graphs
-    return {"tokens_per_s": sum(len(e.emitted) for e in steps) / seconds, **peers.of_trace(engine.trace),
+    return {"tokens_per_s": sum(len(e.emitted) for e in steps) / seconds, **of_trace(engine.trace),
             "micro_batches": statistics.mode(e.micro_batches for e in steps),
             "graphs": bool(graphs and graphs.buckets and not graphs.failed)}
