@@ -45,19 +45,19 @@ def test_untouched_exercises_are_open(answer):
         assert check(lambda *_: answer).status == "open"
 
 
-def test_replacement_law_right():
+def test_replacement_right():
     assert checks.check_replacement_distribution(right_replacement).status == "right"
 
 
 @pytest.mark.parametrize("name", WRONG_REPLACEMENTS)
-def test_replacement_law_wrong(name):
+def test_replacement_wrong(name):
     solution, reason = WRONG_REPLACEMENTS[name]
     answer = checks.check_replacement_distribution(solution)
     assert answer.status == "wrong"
     assert reason in answer.message
 
 
-def test_replacement_law_must_not_change_its_inputs():
+def test_replacement_must_not_change_its_inputs():
     def solution(p, q):
         distribution = right_replacement(p, q)
         p -= q

@@ -43,7 +43,7 @@ def test_the_steps_are_the_answer(engine):
 
 
 @pytest.mark.parametrize("drawing", ["without_replacement", "independent", "top_k"])
-def test_the_walk_emits_by_the_targets_law(drawing):
+def test_the_walk_emits_by_the_targets_distribution(drawing):
     walks = [tree_steps.walk(drawing, seed) for seed in range(1200)]
     seen = Counter(w[-1].token for w in walks)
     assert stats.chisquare([seen[t] for t in range(len(P))], (P / P.sum() * len(walks)).numpy()).pvalue > 1e-4

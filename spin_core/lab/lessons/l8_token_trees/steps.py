@@ -41,15 +41,15 @@ class TreeStep:
 
 def tree_steps(engine: Engine, name: str, prompt: Prompt, params: SamplingParams) -> list[TreeStep]:
     """Answer ``prompt`` with the tree drafter ``name`` and return its verifications. Raises what the drafter raises."""
-    told = len(engine.trace.events)
+    start = len(engine.trace.events)
     request, = engine.generate([prompt], params, drafter=name)
     if name in engine.retired:
         raise engine.retired[name]
-    word, start = (lambda token: engine.family.decode([token])), len(request.prompt_ids)
+    word, prompt = (lambda token: engine.family.decode([token])), len(request.prompt_ids)
     steps = []
-    for event in engine.trace.events[told:]:
+    for event in engine.trace.events[start:]:
         if event.kind == "step" and event.request == request.id and event.emitted and event.tree:
-            before = request.ids[max(start, event.context - 12):event.context]
+            before = request.ids[max(prompt, event.context - 12):event.context]
             tree, ended = event.tree, len(event.emitted) <= event.accepted
             steps.append(TreeStep(engine.family.decode(before), [word(t) for t in event.drafted], tree["parents"],
                                   tree["drafters"], tree["path"][:event.accepted],
@@ -81,11 +81,13 @@ def walk(drawing: str = "without_replacement", seed: int = 0, count: int = 3, p:
                      int(exponential_race(left, seeds, place, DRAFT, rank)))
         if drawing == "without_replacement":
             left[0, drawn[-1]] = 0
-    distributions = [torch.nn.functional.one_hot(torch.tensor(t), len(p)).to(p) if drawing == "top_k" else q for t in drawn]
+    one_hot = torch.eye(len(p), dtype=p.dtype)
+    tested_with = [one_hot[token] if drawing == "top_k" else q for token in drawn]
     out = []
-    for rank, (rest, tested) in enumerate(trials(p, drawing, drawn, distributions)):
+    for rank, (rest, tested) in enumerate(trials(p, drawing, drawn, tested_with)):
         if rank == count:
-            out.append(Trial(rest.numpy(), tested.numpy(), int(exponential_race(rest[None], seeds, place, RESIDUAL)), None, True))
+            emitted = int(exponential_race(rest[None], seeds, place, RESIDUAL))
+            out.append(Trial(rest.numpy(), tested.numpy(), emitted, None, True))
             break
         u = uniform(seeds, place, ACCEPT, rank)[0]
         accepted = bool(accepts(u, rest[drawn[rank]], tested[drawn[rank]]))

@@ -141,7 +141,8 @@ def our_family(rows: Sequence[Mapping], batch: int, gamma: int) -> Figure:
 
 @styled
 def acceptance(rows: Sequence[Mapping], bar: float, here: Sequence[Mapping] = ()) -> Figure:
-    """How often the target agrees with its own sparse drafts, by texts, distribution and window; tokens per verification beside.
+    """How often the target agrees with its own sparse drafts, by texts, greedy or sampled, and by window; tokens per
+    verification beside.
     ``here``: such rows measured on the spot, as stars on the bars that they belong to."""
     figure = Figure(figsize=(WIDTH, 0.33 * len(rows) + 1.7), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
