@@ -48,14 +48,19 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> Report:
-    names, shared = list(HYPOTHESES), dict(requests=args.requests)
-    draws = on_all_cores(modelled, {(name, "as they are", seed): (name, seed) for seed in range(args.seeds)
+    return judge(args.requests, args.seeds)
+
+
+def judge(requests: int, seeds: int) -> Report:
+    """Every quantity under every hypothesis, over so many draws of texts, and the scores."""
+    names, shared = list(HYPOTHESES), dict(requests=requests)
+    draws = on_all_cores(modelled, {(name, "as they are", seed): (name, seed) for seed in range(seeds)
                                     for name in names}, **shared)
     draws |= on_all_cores(moved, {(name, lengths, 0): (name, lengths) for name in MOVED for lengths in LENGTHS
                                   if LENGTHS[lengths]}, **shared)
     rows = []
     for name in names:
-        found = [draws[name, "as they are", seed] for seed in range(args.seeds)]
+        found = [draws[name, "as they are", seed] for seed in range(seeds)]
         means = mean(found)
         rows += [{"hypothesis": name, "quantity": quantity, "published": published, "modelled": means[quantity],
                   "ratio": ratio(means[quantity], published), "low": least(found, quantity, min),
@@ -66,7 +71,7 @@ def run(args) -> Report:
             rows += [{"hypothesis": name, "lengths": lengths, **score(draws[name, lengths, 0])}
                      for lengths in LENGTHS if LENGTHS[lengths]]
     return Report("hypotheses", rows, notes=[
-        f"modelled on {paper.CARD}, {args.requests} requests a run; low and high: over {args.seeds} draws of the texts",
+        f"modelled on {paper.CARD}, {requests} requests a run; low and high: over {seeds} draws of the texts",
         "kind: modelled; nothing is fitted; an inference from published numbers, not a fact on the paper's code"])
 
 

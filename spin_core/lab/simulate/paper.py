@@ -83,7 +83,7 @@ def serve(data_set: str, target: str, policy: str, *, strategy: str = "decompose
     ``arrivals``: when the requests come, in seconds; None: all at once. ``scale``, ``spread``: of the texts' lengths."""
     drafters = list(pool(data_set))
     if policy not in drafters and policy != NONE:
-        options |= {"own_devices": True} if policy == "spin" else {}
+        options = ({"own_devices": True} if policy == "spin" else {}) | options
         policy = make(policy, drafters, gamma=GAMMA, seed=seed, **options)
     costs = system(target, strategy, card, dtype=dtype, hypothesis=hypothesis, data_set=data_set)
     return simulate(texts(data_set, requests, seed, scale, spread), costs, policy, batch=batch, gamma=GAMMA,
