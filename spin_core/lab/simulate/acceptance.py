@@ -1,4 +1,4 @@
-"""Made-up recordings at the paper's scale: who would have accepted what, where the models are not at hand.
+"""Made-up recordings at the paper's scale: accepted drafts of models that are not at hand.
 
 No recording of the paper's models is public. What is: for the 265M drafter against LLaMA-7B, the mean number
 of consecutive greedy matches and the hit rate on three data sets (its model card), and for how many requests
@@ -8,7 +8,7 @@ which part is ours:
 * Along a text a drafter's hits come in runs: a two-state chain with hit rate h and correlation rho, so that
   P(hit | hit) = h + rho (1 - h). We read "consecutive matches" as the mean length of a run of hits.
 * Requests differ: logit h = mean + difficulty (shared by all drafters) + taste (its own). Ours: both spreads.
-* Bigger drafters hit more: the logit of the mean hit rate grows by ``GAIN`` per factor e in size (ours).
+* Larger drafters hit more: the logit of the mean hit rate grows by ``GAIN`` per factor e in size (ours).
   265M stands ``lead`` above this line. On Alpaca and on CP the lead is set so that 265M is the best, in
   goodput, for the published share of requests; CIP's is the mean of both.
 * Lengths of prompts and answers are log-normal. Ours: medians and spreads.

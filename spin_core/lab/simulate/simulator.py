@@ -423,4 +423,4 @@ def _clipped(recording: Recording, drafter: str, gamma: int) -> tuple[ndarray, n
 def _depths(drafted: ndarray) -> list[int]:
     """How many requests still draft at position 0, 1, ..."""
     end_at = np.bincount(drafted).tolist()
-    return list(accumulate(reversed(end_at)))[-2::-1]           # but for the sum over all, who draft 0 tokens or more
+    return list(accumulate(reversed(end_at)))[-2::-1]           # without the sum over all requests

@@ -129,8 +129,9 @@ def test_one_request_does_not_make_all_others_wait():
         for _ in range(60):
             selector.observe([Outcome(request, "large", 4, 4, 5, 0.012, 0.02, 5, 0.02, 0.02)])
         drafters = [c.drafter for c in selector.assign(views).values()]
-        assert (request == 1000) <= ("large" not in drafters)
-    assert drafters.count("large") == 7
+        if request == 1000:
+            assert "large" not in drafters
+    assert drafters.count("large") >= 7
 
 
 def test_selection_keeps_up_with_the_best_fixed_drafter():

@@ -16,7 +16,7 @@ from spin_core.workloads import NAMES as WORKLOADS
 
 HEURISTIC = (("Alpaca", "68M", 8), ("Alpaca", "1.4B", 8), ("Alpaca", "1.4B", 32), ("CP", "1.4B", 32),
              ("CP", "1.4B", 64))
-"""Data set, drafter and batch: who gains nothing from micro-batches, and who does."""
+"""Data set, drafter and batch: some gain nothing from micro-batches, some do."""
 
 LADDER = ("plain", *paper.RUNGS)
 LADDER_NAMES = {names.PLAIN: "plain", names.FIXED: "best fixed drafter", names.SPIN: "+ pipeline",

@@ -301,7 +301,7 @@ def ladder(modelled: Mapping[str, float], published: Mapping[str, float], *, tit
 
 @styled
 def dashboard(schedule: Schedule, served: Mapping[str, int], *, title: str) -> Figure:
-    """Who works when (left: the stages' first rounds, bubbles hatched), and who drafts for whom (right: share of
+    """When each stage works (left: first rounds, bubbles hatched), and which drafters are used (right: share of
     verifications by drafter)."""
     figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[2.1, 1])

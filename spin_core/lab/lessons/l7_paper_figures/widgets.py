@@ -1,4 +1,4 @@
-"""Dashboards of the whole system: choose a setting, see who works when, who drafts for whom, and what comes of it."""
+"""Dashboards of the whole system: choose a setting, see when each stage works, which drafters are used, and the goodput."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def live(engine: Engine, strategy: str) -> tuple[Figure, float, dict[str, float]
 
 
 def padding(steps: list[Event], strategy: str) -> float:
-    """The share of keys that a verification by ``strategy`` computes on and nobody needs, over these steps."""
+    """The share of keys that a verification by ``strategy`` computes on for padding, over these steps."""
     by_step: dict[int, list[Event]] = {}
     for event in steps:
         by_step.setdefault(event.step, []).append(event)
