@@ -3,19 +3,18 @@
 import pytest
 import tiny
 
-from spin_core.lab.bench import load
+from spin_core.lab.bench import load, load_beside, load_faults, service as bench
 from spin_core.engine import Engine
 from spin_core.request import FinishReason
 
-LIMITS = {"max_len": 32, "prefill_chunk": 12}
 
 
 @pytest.fixture(scope="module")
 def service():
-    family = load.small()
-    todo = load.jobs(500, 0, [*family.drafters, "ngram", "none"])
-    engine = Engine(family, max_batch=16, kv_tokens=160, **LIMITS)
-    return family, engine, todo, load.serve(engine, todo, 0, marks=1)
+    family = bench.small()
+    todo = bench.jobs(500, 0, [*family.drafters, "ngram", "none"])
+    engine = Engine(family, max_batch=16, kv_tokens=160, **bench.LIMITS)
+    return family, engine, todo, bench.serve(engine, todo, 0)
 
 
 def test_everybody_ends_and_nobody_is_lost(service):
@@ -30,7 +29,7 @@ def test_everybody_ends_and_nobody_is_lost(service):
 
 def test_texts_are_those_of_requests_served_one_by_one(service):
     family, _, todo, served = service
-    assert load.differences(family, served, todo, 500, **LIMITS) == (0, 500)
+    assert bench.differences(family, served, todo) == (0, 500)
 
 
 def test_a_wrong_text_would_be_seen(service):
@@ -40,16 +39,20 @@ def test_a_wrong_text_would_be_seen(service):
     for i in (whole, given_up):
         request, job = served.requests[i].snapshot(), todo[i]
         request.output_ids[1] = (request.output_ids[1] + 1) % family.vocab_size
-        assert load.differences(family, load.Served([request]), [job], 1, **LIMITS) == (1, 1)
+        assert bench.differences(family, bench.Served([request]), [job]) == (1, 1)
 
 
 def test_memory_stays_flat(service):
     """A second service on the same engine: caches and books are filled, whatever grows now is kept for nothing."""
     _, engine, todo, _ = service
-    objects = [objects for objects, _ in load.serve(engine, todo[:200], 1, keep=False, marks=4).memory]
+    memory = load.Memory(80)         # looked at 25 times
+    bench.serve(engine, todo[:200], 1, keep=False, between=memory.look)
+    objects = [row["objects"] for row in memory.rows[::6]]
     # a leaked request would leave a dozen objects, with its output
     assert len(objects) >= 4 and objects[-1] - objects[1] < 300, objects
 
 
 def test_growth_is_unknown_where_the_system_does_not_tell():
-    assert load._growth([0] * 9) is None and load._growth([2, 2, 2, 3, 3, 3, 4, 4, 4]) == 2
+    memory = load.Memory(9)
+    memory.rows = [{"a": 0, "b": value} for value in (2, 2, 2, 3, 3, 3, 4, 4, 4)]
+    assert memory.growth("a") is None and memory.growth("b") == 2
