@@ -45,7 +45,7 @@ def test_a_wrong_text_would_be_seen(service):
 def test_memory_stays_flat(service):
     """A second service on the same engine: caches and books are filled, whatever grows now is kept for nothing."""
     _, engine, todo, _ = service
-    memory = load.Memory(80)         # looked at 25 times
+    memory = load.Memory(engine, 80)         # looked at 25 times
     bench.serve(engine, todo[:200], 1, keep=False, between=memory.look)
     objects = [row["objects"] for row in memory.rows[::6]]
     # a leaked request would leave a dozen objects, with its output
@@ -53,6 +53,6 @@ def test_memory_stays_flat(service):
 
 
 def test_growth_is_unknown_where_the_system_does_not_tell():
-    memory = load.Memory(9)
+    memory = load.Memory(Engine(bench.small()), 9)
     memory.rows = [{"a": 0, "b": value} for value in (2, 2, 2, 3, 3, 3, 4, 4, 4)]
     assert memory.growth("a") is None and memory.growth("b") == 2

@@ -48,7 +48,7 @@ def run(args) -> Report:
     lost = sum(not r.finished for r in served.requests) + len(engine.queue) + len(engine.running)
     wrong, compared = differences(family, served, todo, args.compare)
     served.requests.clear()
-    memory = Memory(len(todo))      # of a second service on the same engine: what grows now is kept for nothing
+    memory = Memory(engine, len(todo))       # of a second service on the same engine: what grows now is kept for nothing
     serve(engine, todo, args.seed + 1, keep=False, between=memory.look)
     return Report("load", memory.rows, [
         Bar("requests lost", lost, "<= 0"),
@@ -63,12 +63,13 @@ def run(args) -> Report:
 class Memory:
     """What the process holds, looked at :data:`MARKS` times over a service of ``count`` requests."""
 
-    def __init__(self, count: int) -> None:
-        self.every, self.rows = max(1, count // MARKS), []
+    def __init__(self, engine: Engine, count: int) -> None:
+        self.trace, self.every, self.rows = engine.trace, max(1, count // MARKS), []
 
     def look(self, submitted: int) -> None:
         """A new row where it is time for one."""
         if submitted // self.every > len(self.rows):
+            self.trace.events.clear()       # as a service does that has written its events down
             gc.collect()
             self.rows.append({"jobs_submitted": submitted, "objects": len(gc.get_objects()), "resident_mb": resident() / 1e6})
 
