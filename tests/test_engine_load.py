@@ -56,3 +56,39 @@ def test_growth_is_unknown_where_the_system_does_not_tell():
     memory = load.Memory(Engine(bench.small()), 9)
     memory.rows = [{"a": 0, "b": value} for value in (2, 2, 2, 3, 3, 3, 4, 4, 4)]
     assert memory.growth("a") is None and memory.growth("b") == 2
+
+
+# ---- faults, and other programs
+
+def test_faults_lose_no_request_and_change_no_text(monkeypatch):
+    monkeypatch.setattr(load_faults, "EVERY", 4)
+    report = load_faults.measure(60, 8, 0, pipelines=["auto"])
+    row, = report.rows
+    assert row["faults"] >= 10 and row["kinds"] >= 5 and row["drafters_retired"] >= 1 and row["requests"] > 60
+    assert all(bar.holds for bar in report.bars), report.bars
+
+
+def test_every_broken_draft_is_noticed():
+    """None of the changes leaves a draft as it was, or the benchmark would test nothing."""
+    family = bench.small()
+    for name, change in load_faults.DRAFTS.items():
+        engine = Engine(family, "close", max_batch=2, **bench.LIMITS)
+        drafter = engine.get_drafter("close")
+        propose = drafter.propose
+        drafter.propose = lambda *args, **options: change(propose(*args, **options))
+        with pytest.warns(RuntimeWarning):
+            engine.generate([[5, 6, 7], [8, 9]])
+        assert "close" in engine.retired, name
+
+
+@pytest.mark.parametrize("beside, of_fair_share, quiet, holds", [(20.0, 1.2, 1.0, [True, True]),
+                                                                  (8.0, .48, .5, [False, False])])
+def test_throughput_is_compared_with_the_fair_share(monkeypatch, beside, of_fair_share, quiet, holds):
+    """Two cores, both used alone, and two busy programs: a third of the machine is ours."""
+    measured = {("ours", 0): 50.0, ("ours", 2): beside, ("default", 0): 50 / quiet, ("default", 2): 1.0}
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(load_beside, "_program", lambda environment, busy, seconds: {
+        "threads": 2, "tokens_per_s": measured["default" if environment else "ours", busy]})
+    report = load_beside.measure(2, 1)
+    assert report.rows[1]["of_fair_share"] == pytest.approx(of_fair_share)
+    assert [bar.holds for bar in report.bars] == holds
