@@ -11,9 +11,8 @@ import random
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import cycle
 
 import torch
 
@@ -25,7 +24,7 @@ from spin_core.request import FinishReason, Request
 
 EVERY = 50          # steps between two faults
 DRAFTERS = 16
-PIPELINES = ("off", 2, "auto")
+PIPELINES = ("off", 2, "auto", "async")
 
 
 def _raise(draft: Draft) -> Draft:
@@ -51,23 +50,24 @@ ANSWERS = (5, None, "spin", {0: "close"}, [float("nan")], {0: ("nobody", 2)}, {0
 
 
 class Faults:
-    """Breaks something of ``engine`` every :data:`EVERY` steps. Requests of other threads are kept in ``others``."""
+    """Breaks something of ``engine`` every :data:`EVERY` steps, all kinds in turn, beginning behind those ``names`` that
+    an earlier service had. Requests of other threads are kept in ``others``."""
 
-    def __init__(self, engine: Engine, extra: list[Job], seed: int) -> None:
+    def __init__(self, engine: Engine, extra: list[Job], seed: int, names: Sequence[str] = ()) -> None:
         self.engine, self.extra, self.rng = engine, iter(extra), random.Random(seed)
-        self.steps, self.names, self.threads, self.errors = 0, [], [], []
+        self.steps, self.before, self.names, self.threads, self.errors = 0, len(names), [], [], []
         self.others: list[tuple[Request, Job]] = []
-        self.kinds: Iterator[tuple[str, Callable]] = cycle([
-            pair for name, change in DRAFTS.items() for pair in
-            [(f"drafter: {name}", lambda change=change: self._break_drafter(change)),
-             ("selector answers nonsense", self._break_selector), ("another thread cancels", self._cancel),
-             ("another thread submits", self._submit), ("another thread generates", self._generate)]])
+        self.kinds: list[tuple[str, Callable]] = [
+            *((f"drafter: {name}", lambda change=change: self._break_drafter(change)) for name, change in DRAFTS.items()),
+            ("selector answers nonsense", self._break_selector), ("another thread cancels", self._cancel),
+            ("another thread submits", self._submit), ("another thread generates", self._generate)]
 
     def between(self, submitted: int) -> None:
         """Called before every step."""
         self.steps += 1
         if self.steps % EVERY == 0 and self.engine.running:
-            name, fault = next(self.kinds)
+            # five apart: a broken drafter now, another thread soon
+            name, fault = self.kinds[5 * (self.before + len(self.names)) % len(self.kinds)]
             self.names.append(name)
             fault()
 
@@ -127,7 +127,7 @@ class Faults:
 
 def measure(requests: int, batch: int, seed: int, pipelines=PIPELINES) -> Report:
     """Serve ``requests`` with faults, in each way to overlap drafting and verifying."""
-    family, rows = small(DRAFTERS), []
+    family, rows, names = small(DRAFTERS), [], []
     # sampled text depends on its drafter, which may be retired: sampled requests are decoded plainly
     todo = jobs(requests, seed, ["none"])
     extra = [replace(job, patience=None) for job in jobs(requests, seed + 1, ["none"])]
@@ -135,15 +135,16 @@ def measure(requests: int, batch: int, seed: int, pipelines=PIPELINES) -> Report
         with Engine(family, max_batch=batch, kv_tokens=10 * batch, pipeline=pipeline, **LIMITS) as engine, \
                 warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)         # of every drafter that is retired
-            faults = Faults(engine, extra, seed)
+            faults = Faults(engine, extra, seed, names)
             served = serve(engine, todo, seed, between=faults.between)
             faults.finish()
+        names += faults.names
         others = Served([request for request, _ in faults.others])
         found = [differences(family, served, todo), differences(family, others, [job for _, job in faults.others])]
         everyone = served.requests + others.requests
         rows.append({"pipeline": pipeline, "requests": len(everyone), "steps": faults.steps, "faults": len(faults.names),
-                     "kinds": len(set(faults.names)), "drafters_retired": len(engine.retired),
-                     "cancelled": sum(r.finish_reason is FinishReason.CANCELLED for r in everyone),
+                     "kinds": len(set(faults.names)),
+                     "drafters_retired": len(engine.retired), "cancelled": sum(r.finish_reason is FinishReason.CANCELLED for r in everyone),
                      "lost": sum(not r.finished for r in everyone) + len(engine.queue) + len(engine.running),
                      "errors": len(faults.errors) + sum(r.error is not None for r in everyone),
                      "wrong_texts": sum(wrong for wrong, _ in found), "compared": sum(count for _, count in found)})
@@ -152,6 +153,7 @@ def measure(requests: int, batch: int, seed: int, pipelines=PIPELINES) -> Report
         Bar("requests lost", total["lost"], "<= 0"),
         Bar("texts that differ from those without faults", total["wrong_texts"], "<= 0"),
         Bar("requests and calls that end in an error", total["errors"], "<= 0"),
+        Bar(f"kinds of faults, of {len(faults.kinds)}", len(set(names)), f">= {min(len(names), len(faults.kinds))}"),
         Bar(f"faults for every {EVERY} steps", total["faults"] * EVERY / total["steps"], ">= 0.9")], [
         f"{requests} requests, batch {batch}, random models in float64; faults: of the drafter ({', '.join(DRAFTS)}), of "
         "the selector, and of other threads that cancel, submit and generate while a step runs"])
