@@ -12,7 +12,7 @@ Usage:
       --fresh                         run again what is already finished
       --output DIR                    where runs/ and figures/ go (default: this checkout)
   ./run_all.sh test [pytest options]  pass the tests, side by side on up to four cores (-n 0: one after the other)
-  ./run_all.sh lab [jupyter options]  open the lessons in JupyterLab
+  ./run_all.sh lab [jupyter options]  open the lessons in JupyterLab (also as root, in a container)
   ./run_all.sh --help
 
 The environment is a conda, mamba or micromamba environment called "spin" where such a tool exists, else .venv.
@@ -21,10 +21,32 @@ TEXT
 
 die() { echo "run_all.sh: $*" >&2; exit "${status:-1}"; }
 
+# Whether there is a notebook of that name, start of a name, or number (1 is 01_..., and not 10_...).
+known() {
+    local file name=${1##*/}
+    name=${name%.ipynb}
+    for file in "$here"/notebooks/*.ipynb; do
+        file=${file##*/}
+        case "$name:$file" in
+            :*) ;;
+            *[!0-9]*:"$name"*) return ;;
+            *[!0-9]*:*) ;;
+            *:[0-9]*) [ "$((10#$name))" != "$((10#${file%%[!0-9]*}))" ] || return 0 ;;
+        esac
+    done
+    return 1
+}
+
 # ---- what to do: checked before anything is installed
+here=$(cd -P "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 command=reproduce
 case "${1:-}" in
-    test|lab) command=$1; shift ;;
+    test|lab)
+        command=$1; shift
+        case "${1:-}" in
+            -h|--help) usage; exit 0 ;;
+            test|lab|--profile|--only|--device|--fresh|--output) status=2 die "$command does not take $1; see --help" ;;
+        esac ;;
     *)  options=()
         while [ $# -gt 0 ]; do
             case "$1" in
@@ -37,13 +59,16 @@ case "${1:-}" in
             case "$1 $2" in
                 "--profile quick"|"--profile default"|"--profile full") ;;
                 "--profile "*) status=2 die "unknown profile: $2 (quick, default or full)" ;;
+                "--device cpu"|"--device cuda"|"--device cuda:"[0-9]*|"--device mps") ;;
+                "--device "*) status=2 die "unknown device: $2 (cpu, cuda, cuda:1, mps)" ;;
+                "--only "*) known "$2" || status=2 die "no notebook $2 in notebooks/" ;;
                 "--output "[!/]*) set -- "$1" "$PWD/$2" "${@:3}" ;;
             esac
             options+=("$1" "$2"); shift 2
         done
         set -- ${options[@]+"${options[@]}"} ;;       # the form that old bash, too, takes for an empty list
 esac
-cd -P "$(dirname "${BASH_SOURCE[0]}")"
+cd "$here"
 
 # ---- the environment: $python is its interpreter
 conda_tool() {
@@ -89,14 +114,20 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
     echo "Installing the pinned packages into $(dirname "$stamp") (once; some minutes) ..."
     quiet=--quiet
     [ ! -t 1 ] || quiet=--progress-bar=on
-    "$python" -m pip install --disable-pip-version-check "$quiet" -e '.[test]'
+    # into this environment, whatever a user's settings say of all others
+    PIP_USER=0 PIP_TARGET="" PIP_PREFIX="" "$python" -m pip install --disable-pip-version-check "$quiet" -e '.[test]'
     printf '%s\n' "$wanted" > "$stamp"
 fi
 
 # ---- the work
 case $command in
     test) exec "$python" -m pytest -n auto --maxprocesses 4 --dist worksteal "$@" ;;   # the last -n wins
-    lab)  JUPYTER_PREFER_ENV_PATH=1 exec "$python" -m jupyterlab "$@" ;;
+    lab)  root=()
+          if [ "$EUID" = 0 ]; then
+              echo "Running JupyterLab as root: open it to yourself alone, and only in a container." >&2
+              root=(--allow-root)
+          fi
+          JUPYTER_PREFER_ENV_PATH=1 exec "$python" -m jupyterlab ${root[@]+"${root[@]}"} "$@" ;;
     *)    "$python" -m spin_core fetch
-          exec "$python" -m spin_core.lab.reproduce "$@" ;;
+          exec "$python" -m spin_core reproduce "$@" ;;
 esac

@@ -5,3 +5,7 @@ subpackage. Start at :mod:`spin_core.engine`, the loop that ties them together.
 """
 
 __version__ = "0.1.0"
+
+from spin_core import threads
+
+threads.prepare()

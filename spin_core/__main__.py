@@ -1,9 +1,10 @@
-"""The command line: ``python -m spin_core generate | fetch | distill | bench``."""
+"""The command line: ``python -m spin_core generate | fetch | distill | bench | reproduce``."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from spin_core.files import check_writable, save_json
 
 
 class _Command(argparse.ArgumentParser):
-    """A command that ``fill`` gives its arguments when it is asked for: importing all there is takes seconds."""
+    """A command whose arguments ``fill`` adds when the command is used: importing all of them takes seconds."""
 
     fill: Callable[[argparse.ArgumentParser], None] | None = None
 
@@ -31,18 +32,20 @@ def main(argv: list[str] | None = None) -> int:
     commands.add_parser("fetch", help="fetch and check the embedded models")
     commands.add_parser("distill", help="make a drafter from the target").fill = _distill_arguments
     commands.add_parser("bench", help="run a benchmark").fill = _bench_arguments
+    commands.add_parser("reproduce", help="run the notebooks and collect their figures").fill = _reproduce_arguments
     try:
         args = parser.parse_args(argv)
         if getattr(args, "json", None):
             check_writable(Path(args.json))
-        return {"generate": _generate, "fetch": _fetch, "distill": _distill, "bench": _bench}[args.command](args)
+        run = {"generate": _generate, "fetch": _fetch, "distill": _distill, "bench": _bench, "reproduce": _reproduce}
+        return run[args.command](args)
     except SystemExit:          # of argparse; asking below whether it is a refusal would import the models' library
         raise
     except _refusals() as error:
         print(f"error: {error}", file=sys.stderr)       # nothing is wrong with the program: no traceback
         return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print("; ".join(["interrupted", *map(str, stop.args)]), file=sys.stderr)
         return 130
 
 
@@ -209,5 +212,18 @@ def _bench(args) -> int:
     return 1 if any(bar.holds is False for bar in report.bars) else 0
 
 
+def _reproduce_arguments(parser: argparse.ArgumentParser) -> None:
+    from spin_core.lab.reproduce import command
+
+    command.add_arguments(parser)
+
+
+def _reproduce(args) -> int:
+    from spin_core.lab.reproduce import command
+
+    return command.run(args)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)       # a polite kill ends kernels and workers, too
     sys.exit(main())

@@ -12,6 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from spin_core import threads
+
 ROOT = Path(__file__).resolve().parent.parent
 """The checkout (or, for an installed copy, the folder that holds the package)."""
 
@@ -30,7 +32,8 @@ def here() -> dict[str, Any]:
     - ``machine``  operating system and architecture, e.g. ``"Linux x86_64"`` (never a host name);
     - ``cpu``      model name of the processor; ``cpu_kind``: its family, model and widest vectors, for clouds give very
       different processors one name (None where the system does not tell); ``cores``: how many this process may
-      use; ``threads``: how many torch uses in one operation; ``memory_gib``: main memory;
+      use; ``threads``: how many torch uses in one operation, ``threads_set``: what the environment says of them, and
+      whether we or the user set it (:mod:`spin_core.threads`); ``memory_gib``: main memory;
     - ``gpu``      name of the first CUDA device and the CUDA version that torch was built with, or None;
     - ``versions`` of Python and of every package in `PACKAGES`, None where one is not installed;
     - ``commit``   git commit of the checkout when this module was imported, with ``-dirty`` when the code differed
@@ -42,6 +45,7 @@ def here() -> dict[str, Any]:
     return {
         **_hardware(),
         "threads": torch.get_num_threads(),
+        "threads_set": threads.setting(),
         "versions": {"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
         "commit": STARTED_FROM,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),

@@ -96,7 +96,7 @@ def decompose() -> None:
         KernelStep(made, c.batch, c.cache, c.heads, Workspace()).attend(0, c.query, c.scale)
 
 
-def runtime() -> None:
+def kv() -> None:
     """Accepted paths of two requests, in bf16."""
     from spin_core.kv.cache import SlotCache
     from spin_core.kv.compact_kernel import compact
@@ -106,4 +106,4 @@ def runtime() -> None:
 
 if __name__ == "__main__":
     for room in sys.argv[1:]:
-        {"verify": verify, "decompose": decompose, "runtime": runtime, "lessons": lessons}[room]()
+        {"verify": verify, "decompose": decompose, "kv": kv, "lessons": lessons}[room]()

@@ -10,7 +10,10 @@ import pytest
 if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):     # side by side: each has its share of the cores
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
 
-import torch        # noqa: E402: it reads the variable when it is imported
+from spin_core import threads       # noqa: E402: before torch, for it says how torch's threads wait
+
+threads.prepare()
+import torch        # noqa: E402: it reads the variables when it is imported
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")      # decided once, when Triton is first imported: before all else

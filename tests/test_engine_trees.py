@@ -6,7 +6,7 @@ import pytest
 import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_engine_law import FILTERED, PLAIN, VOCAB, family, distribution, p_value, texts
+from test_engine_distribution import FILTERED, PLAIN, family, distribution, p_value, texts
 
 from spin_core.draft.tree import depths
 from spin_core.engine import Engine

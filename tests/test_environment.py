@@ -123,6 +123,9 @@ class Checkout:
         self.bin.mkdir()
         for name in ("run_all.sh", "pyproject.toml", "environment.yml"):
             (self.root / name).write_bytes((ROOT / name).read_bytes())
+        (self.root / "notebooks").mkdir()
+        for name in ("01 a first", "02_next", "10_late"):
+            (self.root / "notebooks" / f"{name}.ipynb").touch()
         self.tool("stand-in", STAND_IN_PYTHON)
         self.environment = {
             # the system's own commands, but none of its Pythons and conda tools
@@ -157,7 +160,7 @@ def checkout(tmp_path):
 
 INSTALL = "python [-m] [pip] [install] [--disable-pip-version-check] [--quiet] [-e] [.[test]]"
 FETCH = "python [-m] [spin_core] [fetch]"
-REPRODUCE = "python [-m] [spin_core.lab.reproduce]"
+REPRODUCE = "python [-m] [spin_core] [reproduce]"
 PYTEST = "python [-m] [pytest] [-n] [auto] [--maxprocesses] [4] [--dist] [worksteal]"
 
 
@@ -171,10 +174,26 @@ def test_help_says_everything_and_installs_nothing(checkout):
 @pytest.mark.parametrize("arguments, message", [
     (["--frehs"], "unknown option: --frehs"), (["tests"], "unknown option: tests"),
     (["--only"], "--only needs a value"), (["--profile", "slow"], "unknown profile: slow"),
-    (["--fresh", "--nope", "1"], "unknown option: --nope")])
+    (["--fresh", "--nope", "1"], "unknown option: --nope"), (["--only", "3"], "no notebook 3 in notebooks/"),
+    (["--only", "next"], "no notebook next"), (["--only", ""], "no notebook"), (["--device", "abacus"], "unknown device"),
+    (["lab", "--profile", "quick"], "lab does not take --profile"), (["test", "lab"], "test does not take lab")])
 def test_wrong_options_stop_before_anything_is_installed(checkout, arguments, message):
     done, log = checkout.run(*arguments)
     assert done.returncode == 2 and message in done.stderr and not log
+
+
+@pytest.mark.parametrize("only", ["1", "01", "01 a", "2", "02_next", "notebooks/02_next.ipynb", "10", "10_"])
+def test_notebooks_are_known_by_name_start_and_number(checkout, only):
+    checkout.tool("python3", STAND_IN_PYTHON)
+    assert checkout.run("--only", only)[1][-1] == f"{REPRODUCE} [--only] [{only}]"
+
+
+def test_a_users_pip_settings_do_not_stop_the_installation(checkout):
+    """``PIP_USER=1`` and the like are refused by pip inside an environment of its own."""
+    refuses = STAND_IN_PYTHON.replace("case", '[[ "$*" != *install* || "$PIP_USER$PIP_TARGET$PIP_PREFIX" = 0 ]] || '
+                                              "exit 1\ncase", 1)
+    checkout.tool("python3", refuses)
+    assert checkout.run(PIP_USER="1", PIP_TARGET="/a", PIP_PREFIX="/b")[1][-2:] == [FETCH, REPRODUCE]
 
 
 def test_venv_is_made_once_and_installed_when_the_pins_change(checkout):
@@ -198,7 +217,7 @@ def test_a_failed_install_or_fetch_stops_and_is_tried_again(checkout):
     assert done.returncode != 0 and log[-1] == INSTALL
     done, log = checkout.run(FAIL="-m spin_core fetch")
     assert done.returncode != 0 and log == [INSTALL, FETCH]
-    assert checkout.run(FAIL="-m spin_core.lab.reproduce")[0].returncode != 0
+    assert checkout.run(FAIL="-m spin_core reproduce")[0].returncode != 0
     assert checkout.run("test", FAIL="-m pytest")[0].returncode != 0
 
 
@@ -216,7 +235,11 @@ def test_test_and_lab_pass_their_options_on(checkout):
     checkout.run()
     assert checkout.run("test")[1] == [PYTEST]
     assert checkout.run("test", "-m", "not models", "-n", "0")[1] == [f"{PYTEST} [-m] [not models] [-n] [0]"]
-    assert checkout.run("lab", "--no-browser")[1] == ["python [-m] [jupyterlab] [--no-browser]"]
+    root = " [--allow-root]" if os.geteuid() == 0 else ""      # in a container; with a warning
+    done, log = checkout.run("lab", "--no-browser")
+    assert log == [f"python [-m] [jupyterlab]{root} [--no-browser]"] and ("as root" in done.stderr) == bool(root)
+    for command in ("test", "lab"):
+        assert "Usage:" in checkout.run(command, "--help")[0].stdout
 
 
 @pytest.mark.parametrize("tool", ["micromamba", "mamba", "conda"])

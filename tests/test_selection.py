@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import test_engine_law as distribution
+import test_engine_distribution as distribution
 import test_engine_service
 import tiny
 from hypothesis import given, settings, strategies as st

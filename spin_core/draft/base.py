@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,6 +72,24 @@ class CaughtUp:
     tokens: int = 0
     first: int = 0
     hits: list[bool | None] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class BuildContext:
+    """What a drafter is built for: an engine that serves ``slots`` requests of at most ``max_len`` tokens with the
+    runner ``target``. ``build(name)`` makes a drafter that is a member of another one: an instance of its own, for
+    it shares no state with the drafter that serves under that name."""
+
+    family: Any
+    slots: int
+    max_len: int
+    target: Any
+    build: Callable[[str], "Drafter"]
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """Slots, room of a slot in tokens, and the target's vocabulary."""
+        return self.slots, self.max_len, self.family.vocab_size
 
 
 def never() -> bool:

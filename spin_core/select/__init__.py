@@ -1,4 +1,10 @@
-"""SSM selection: who drafts for whom. SPIN's bandit with matching, its rivals, and the ceilings above them."""
+"""SSM selection: which drafter drafts for which request. The paper's first idea.
+
+Begin with ``reference.py``, the paper's rule in sixty lines, then ``base.py``, the interface that the engine and the
+simulator call, then ``spin.py``. Greedy and the other bandits are its rivals (``greedy.py``, ``rivals.py``,
+``hedge.py``, ``minions.py``); ``spin_full.py`` goes beyond the paper. To add a policy, write a class with ``weights``
+and name it in ``policies.py``; the matching, the capacities and the retiring of drafters are the same for all.
+"""
 
 from spin_core.select.base import NONE, Choice, Outcome, Scored, RequestView, Selector
 from spin_core.select.costs import AffineCost, shares

@@ -1,18 +1,18 @@
-"""The contract between selectors and whoever runs the steps: the serving engine, or a replay of recorded text.
+"""The interface of selectors: what the serving engine and the simulator call, once per step.
 
-Once per step the caller tells which requests are seated, and the selector says who drafts for each of them and how
-many tokens. After the step the caller tells how it went. All policies live behind this one interface:
+The caller passes a view of every active request, and the selector answers with a drafter and a draft length for each.
+After the step the caller reports the outcome. All policies live behind this one interface:
 
-    choices = selector.assign(seats, capacities)        # who drafts for whom
+    choices = selector.assign(views, capacities)        # a drafter and a length for every request
     ... draft, verify, commit ...
-    selector.observe(outcomes)                          # what it brought, and what it cost
-    wishes = selector.probe(seats)                      # full information: who else should read along?
-    selector.scored(scores)                             # ... and what these drafters would have got right
+    selector.observe(outcomes)                          # accepted tokens, and what they cost
+    wishes = selector.probe(views)                      # full information: which other drafters should read along?
+    selector.scored(scores)                             # ... and what those drafters would have got right
     selector.finish(request)                            # at the end of a request
     selector.retire(drafter)                            # when a drafter raised
 
-A policy is a matrix of weights [requests, arms]; who gets which arm then follows from one maximum-weight matching
-under the drafters' capacities, the same for all policies (:mod:`spin_core.select.matching`).
+A policy is a matrix of weights [requests, arms]; the assignment follows from one maximum-weight matching under the
+drafters' capacities, the same for all policies (:mod:`spin_core.select.matching`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NONE = "none"       # no speculation: an arm that always has room, so that every
 
 
 class Choice(NamedTuple):
-    """Who drafts for a request in the coming step, and at most how many tokens. ``NONE`` drafts 0."""
+    """The drafter of a request in the coming step, and at most how many tokens it drafts. ``NONE`` drafts 0."""
 
     drafter: str
     gamma: int
@@ -43,10 +43,10 @@ class RequestView(NamedTuple):
 
     ``request``: its id. ``emitted``: tokens written so far. ``context``: committed tokens, prompt included.
     ``max_gamma``: how many drafted tokens can still be of use (0 next to its last token). ``current``: the drafter
-    of its last step, whose cache is up to date; None before the first. ``found``: how many tokens drafters that
-    look up would propose now, which costs nothing to find out; who is missing there would have to be asked, and who
-    would propose nothing is not chosen. ``unread``: seconds that a drafter would spend on the text before it can
-    draft; who is missing there is ready, or nobody knows yet how fast it reads.
+    of its last step, whose cache is up to date; None before the first. ``found``: how many tokens each lookup drafter
+    would propose now, which costs nothing to find out; a drafter that would propose nothing is not chosen, one that is
+    missing would have to be asked. ``unread``: seconds that a drafter would spend on the text before it can draft; a
+    drafter that is missing is ready, or its reading speed is not known yet.
     """
 
     request: int
@@ -62,12 +62,11 @@ class Outcome(NamedTuple):
     """How one step went for one request.
 
     ``drafted``, ``accepted``, ``emitted``: tokens, as in :class:`spin_core.trace.Event`. ``draft_seconds`` is this
-    request's share of its drafter's pass and ``verify_seconds`` its share of the target's: how seconds of a shared
-    pass are split is :func:`spin_core.select.costs.shares`. ``rows``: rows that the whole target pass had, 0 where
-    chunks of prompts were among them or a drafter was reading beside it, and ``target_seconds`` what the pass took as
-    a whole; from both a selector may learn what a row more costs. ``plain_seconds``: of ``verify_seconds``, what the
-    request would have taken without a draft; 0 where that is not known. ``failed``: the request or its drafter failed;
-    nothing is learned from it.
+    request's share of its drafter's pass and ``verify_seconds`` its share of the target's; shared passes are split by
+    :func:`spin_core.select.costs.shares`. ``rows``: rows of the whole target pass, 0 if chunks of prompts were among
+    them or a drafter was reading beside it; ``target_seconds``: seconds of that whole pass. From these two a selector
+    may learn the cost of one more row. ``plain_seconds``: the part of ``verify_seconds`` that the request would have
+    taken without a draft; 0 if unknown. ``failed``: the request or its drafter failed; nothing is learned from it.
     """
 
     request: int
@@ -84,18 +83,18 @@ class Outcome(NamedTuple):
 
     @property
     def valid(self) -> bool:
-        """Is there something to learn from it? Not from failures, and not from seconds that cannot be."""
+        """Whether a selector may learn from it: not from failures, and not from seconds that are not finite."""
         total = self.draft_seconds + self.verify_seconds
         return not self.failed and self.emitted > 0 and math.isfinite(total) and total > 0 \
             and self.draft_seconds >= 0 and self.verify_seconds >= 0
 
 
 class Scored(NamedTuple):
-    """Full information: how ``drafter`` would have done on verified text, from the pass in which it read along.
+    """Full information: how ``drafter`` would have done on verified text, from a pass in which it read along.
 
-    ``hits[t]`` is the probability that the t-th of the newly read output tokens would have been accepted, drafted
-    right behind the text before it: 0 or 1 for greedy text, sum min(p, q) for sampled text, NaN where the drafter
-    would have proposed nothing. ``seconds``: this request's share of what the pass took.
+    ``hits[t]`` is the probability that the t-th of the newly read output tokens would have been accepted, had it been
+    drafted right after the text before it: 0 or 1 for greedy text, sum min(p, q) for sampled text, NaN where the drafter
+    would have proposed nothing. ``seconds``: this request's share of the pass.
     """
 
     request: int
@@ -105,11 +104,11 @@ class Scored(NamedTuple):
 
 
 class Selector(ABC):
-    """Picks a drafter for every seated request, step by step.
+    """Picks a drafter for every active request, step by step.
 
-    ``arms`` are drafters' names; "none" is added where it is missing. ``gamma`` is how many tokens an arm drafts:
+    ``arms`` are drafters' names; "none" is added if it is missing. ``gamma`` is how many tokens an arm drafts:
     one number, or one per arm. Every random draw comes from ``seed``. Raises ValueError for arms that
-    repeat or a gamma that cannot be.
+    repeat, or a gamma that is no whole number >= 1.
     """
 
     def __init__(self, arms: Sequence[str], *, gamma: int | Mapping[str, int] = 4, seed: int = 0) -> None:
@@ -124,36 +123,37 @@ class Selector(ABC):
         self.index = {a: i for i, a in enumerate(self.arms)}
         self.gamma = np.array([0 if a == NONE else lengths[a] for a in self.arms])
         self.alive = np.ones(len(self.arms), dtype=bool)
-        self.open = self.alive.copy()       # who has room for anybody at this step
+        self.open = self.alive.copy()       # arms with any room at this step
         self.rng = np.random.default_rng(seed)
 
-    def assign(self, seats: Sequence[RequestView], capacities: Mapping[str, int] | None = None) -> dict[int, Choice]:
-        """Who drafts for whom. ``capacities``: how many requests a drafter can serve; a missing name: any number.
+    def assign(self, views: Sequence[RequestView], capacities: Mapping[str, int] | None = None) -> dict[int, Choice]:
+        """A drafter and a length for every request. ``capacities``: how many requests a drafter can serve; a missing
+        name: any number.
 
-        The order of ``seats`` does not matter. Raises ValueError for a request seated twice or a capacity below 0.
+        The order of ``views`` does not matter. Raises ValueError for a request seated twice or a capacity below 0.
         """
-        seats = sorted(seats, key=lambda s: s.request)
-        if len({s.request for s in seats}) != len(seats):
+        views = sorted(views, key=lambda v: v.request)
+        if len({v.request for v in views}) != len(views):
             raise ValueError("assign: a request is seated twice")
-        if not seats:
+        if not views:
             return {}
-        room = np.full(len(self.arms), len(seats))
+        room = np.full(len(self.arms), len(views))
         for name, capacity in (capacities or {}).items():
             if capacity < 0:
                 raise ValueError(f"assign: capacity of {name!r} is {capacity}")
             if name in self.index and name != NONE:
-                room[self.index[name]] = min(capacity, len(seats))
+                room[self.index[name]] = min(capacity, len(views))
         room[~self.alive] = 0
         self.open = room > 0
-        arms = match(self.only_found(self.weights(seats), seats), room, free=self.index[NONE])
-        gammas = np.minimum(self.lengths(seats, arms), [s.max_gamma for s in seats])
+        arms = match(self.only_found(self.weights(views), views), room, free=self.index[NONE])
+        gammas = np.minimum(self.lengths(views, arms), [v.max_gamma for v in views])
         none = Choice(NONE, 0)
-        return {s.request: Choice(self.arms[a], int(g)) if g > 0 else none for s, a, g in zip(seats, arms, gammas)}
+        return {v.request: Choice(self.arms[a], int(g)) if g > 0 else none for v, a, g in zip(views, arms, gammas)}
 
-    def only_found(self, weights: ndarray, seats: Sequence[RequestView]) -> ndarray:
-        """The weights, with drafters that would find nothing for a seat below all others: such a step would be plain
-        decoding, and what a request gets from a drafter would be mixed with what it gets from none."""
-        empty = [(b, self.index[name]) for b, seat in enumerate(seats) for name, count in seat.found.items()
+    def only_found(self, weights: ndarray, views: Sequence[RequestView]) -> ndarray:
+        """The weights, with lookup drafters that would find nothing for a request below all others: such a step would
+        be plain decoding, and would be booked as if the drafter had brought one token."""
+        empty = [(b, self.index[name]) for b, view in enumerate(views) for name, count in view.found.items()
                  if not count and name in self.index]
         if empty:
             weights = np.array(weights)
@@ -161,38 +161,38 @@ class Selector(ABC):
         return weights
 
     @abstractmethod
-    def weights(self, seats: Sequence[RequestView]) -> ndarray:
-        """How much it is worth to give each seat each arm, ``[seats, arms]``, finite. Retired arms are ignored."""
+    def weights(self, views: Sequence[RequestView]) -> ndarray:
+        """The value of each arm for each request, ``[B, arms]``, finite. Retired arms are ignored."""
 
-    def lengths(self, seats: Sequence[RequestView], arms: ndarray) -> ndarray:
-        """How many tokens to draft for each seat, ``[seats]``, once it is known which of the ``arms`` each has."""
+    def lengths(self, views: Sequence[RequestView], arms: ndarray) -> ndarray:
+        """How many tokens to draft for each request, ``[B]``, given the arm of each, ``arms [B]``."""
         return self.gamma[arms]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Learn from a step; failed ones and impossible seconds are left out."""
+        """Learn from a step; failed outcomes and impossible seconds are left out."""
         valid = [o for o in outcomes if o.valid and o.drafter in self.index]
         if valid:
             self.learn(valid)
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
-        """Learn from valid outcomes. A policy that learns nothing has nothing to do here."""
+        """Learn from valid outcomes; by default nothing."""
 
     def arms_of(self, outcomes: Sequence[Outcome]) -> ndarray:
         """The index of each outcome's arm."""
         return np.array([self.index[o.drafter] for o in outcomes])
 
-    def probe(self, seats: Sequence[RequestView]) -> dict[int, list[str]]:
-        """Which drafters should read along with which requests after this step, to be scored. Mostly nobody."""
+    def probe(self, views: Sequence[RequestView]) -> dict[int, list[str]]:
+        """Drafters that should read along with each request after this step, to be scored; by default none."""
         return {}
 
     def scored(self, scores: Sequence[Scored]) -> None:
         """What drafters would have got right on verified text."""
 
     def finish(self, request: int) -> None:
-        """A request has left; what is kept about it alone can be forgotten."""
+        """Forget a request that has left."""
 
     def retire(self, drafter: str) -> None:
-        """Never choose this drafter again. "none" cannot be retired: somebody has to serve."""
+        """Never choose this drafter again. "none" cannot be retired: it is the fallback of every request."""
         if drafter == NONE:
             raise ValueError("retire: 'none' cannot be retired")
         if drafter in self.index:

@@ -1,8 +1,8 @@
-"""What a step costs, and which request it is put down to.
+"""The seconds of a pass, and how the requests that share it split them.
 
-A pass of a model serves many requests at once. Splitting its seconds by rows alone would be wrong: most of a
-pass is spent fetching weights, and that part is there whoever drafts. So a request pays an equal part of what the pass
-would take with one row each, and what the drafted rows add is split by drafted tokens.
+Splitting a pass by rows alone would be wrong: most of it is spent reading weights, and that part does not depend on
+the drafts. So every request pays an equal part of what the pass would take with one row each, and the seconds that
+drafted rows add are split by drafted tokens.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from numpy import ndarray
 
 
 class AffineCost:
-    """Seconds of a pass over n rows as ``a + b n``, learned while serving: least squares that forget.
+    """Seconds of a pass over n rows as ``a + b n``, learned while serving by least squares with exponential forgetting.
 
-    ``memory``: over how many passes an observation fades to 1/e. Before rows of different numbers were seen the pass
-    is taken to be all fixed cost, ``a``; a slope below zero is noise and counts as none.
+    ``memory``: over how many passes an observation fades to 1/e. Until passes over different numbers of rows were
+    seen, all of a pass counts as fixed cost ``a``; a slope below zero is noise and counts as zero.
     """
 
     def __init__(self, memory: float = 1000.0) -> None:
@@ -27,19 +27,19 @@ class AffineCost:
         self.line = 0.0, 0.0            # (a, b); zeros before the first pass
 
     def learn(self, rows: float, seconds: float) -> None:
-        """Learn from one pass; seconds that cannot be are left out."""
-        rows, seconds = float(rows), float(seconds)     # numbers of Python's own: arithmetic on them is much quicker
+        """Learn from one pass; seconds that are not finite and above 0 are left out."""
+        rows, seconds = float(rows), float(seconds)     # Python floats: arithmetic on numpy scalars is slower
         if rows > 0 and seconds > 0 and math.isfinite(seconds):
             new = 1.0, rows, rows * rows, seconds, rows * seconds
             self.sums = [self.keep * old + x for old, x in zip(self.sums, new)]
             self.line = self._fit()
 
     def decoding(self, ours: int, rows: int, seconds: float, alone: bool = True) -> float:
-        """Of a pass of ``rows`` that took ``seconds``, what its ``ours`` decoded rows took; the others read prompts.
+        """The seconds that ``ours`` decoded rows took of a pass over ``rows`` in ``seconds``; the others read prompts.
 
-        Learns from passes without prompts only. So many rows at once are cheaper each, and next to them the difference
-        that a few drafted rows make, which is what counts here, would not show. Nor from passes that were not
-        ``alone`` on the device: just those in which nobody drafts yet, because drafters are reading, would look dear.
+        Learns only from passes without prompts, whose many rows would hide the difference that a few drafted rows
+        make, and only from passes that were ``alone`` on the device: while drafters read prompts beside it, plain
+        decoding would look expensive.
         """
         if rows == ours and alone:
             self.learn(rows, seconds)
@@ -51,7 +51,7 @@ class AffineCost:
         spread = nn / weight - (n / weight) ** 2
         slope = max(0.0, (nt / weight - n * t / weight ** 2) / spread) if spread > 1e-6 else 0.0
         fixed = t / weight - slope * n / weight
-        if fixed < 0:       # noise again: a pass over no rows cannot take less than nothing
+        if fixed < 0:       # noise again: a pass over no rows cannot take negative time
             fixed, slope = 0.0, nt / nn
         return fixed, slope
 
@@ -61,11 +61,11 @@ class AffineCost:
 
 
 def shares(drafted: Sequence[int], seconds: float, cost: AffineCost | None = None) -> tuple[float, ndarray]:
-    """Each request's part of a target pass of ``seconds`` over one row each and their ``drafted`` rows: what everybody
-    pays, drafts or not, and what each pays for its draft, ``[B]``.
+    """Split a target pass of ``seconds`` over one row per request and their ``drafted [B]`` rows: the equal part of
+    every request, and what each pays besides for its draft, ``[B]``.
 
-    What the pass would take without drafts, by ``cost``, is split evenly; the rest by drafted tokens. Without a
-    cost that has learned something, everything is split evenly.
+    The seconds of a pass without drafts, by ``cost``, are split evenly; the rest by drafted tokens. A cost that has
+    learned nothing yet splits everything evenly.
     """
     drafted, count = np.asarray(drafted, float), len(drafted)
     total = drafted.sum()

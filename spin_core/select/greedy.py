@@ -1,4 +1,4 @@
-"""Greedy, and greedy with a pinch of chance: the rivals that SPIN compares itself with."""
+"""Greedy and epsilon-greedy: the rivals in the SPIN paper, and the books that SPIN itself keeps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spin_core.select.ledger import Ledger
 
 
 class Greedy(Selector):
-    """Try every arm once on a request, in random order; from then on take what has been fastest.
+    """Try every arm once on a request, in random order; from then on take the arm with the most tokens per second.
 
     A drafter that was unlucky at its only try is never tried again: greedy does not explore.
     """
@@ -22,12 +22,12 @@ class Greedy(Selector):
         self.none = self.index[NONE]
         self.ledger = Ledger(len(self.arms), self.none)
 
-    def rates(self, seats: Sequence[RequestView]) -> ndarray:
+    def rates(self, views: Sequence[RequestView]) -> ndarray:
         """Tokens per second that each request has had from each arm, infinite where it was not tried."""
-        return self.ledger.rates(self.ledger.rows(s.request for s in seats))
+        return self.ledger.rates(self.ledger.rows(v.request for v in views))
 
-    def weights(self, seats: Sequence[RequestView]) -> ndarray:
-        return untried_first(self.rates(seats), self.rng)
+    def weights(self, views: Sequence[RequestView]) -> ndarray:
+        return untried_first(self.rates(views), self.rng)
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         self.ledger.add(outcomes, self.arms_of(outcomes))
@@ -48,9 +48,9 @@ class EpsilonGreedy(Greedy):
             raise ValueError(f"epsilon-greedy: epsilon must be in 0 .. 1, got {epsilon}")
         self.epsilon = epsilon
 
-    def weights(self, seats: Sequence[RequestView]) -> ndarray:
-        weights = super().weights(seats)
-        rows = np.flatnonzero(self.rng.random(len(seats)) < self.epsilon)
+    def weights(self, views: Sequence[RequestView]) -> ndarray:
+        weights = super().weights(views)
+        rows = np.flatnonzero(self.rng.random(len(views)) < self.epsilon)
         if len(rows):
             weights[rows] = drawn_first(weights[rows], np.zeros((len(rows), 1)), self.none, self.rng)
         return weights
@@ -70,7 +70,7 @@ def untried_first(rates: ndarray, rng: np.random.Generator) -> ndarray:
 
 def drawn_first(weights: ndarray, steps: ndarray, none: int, rng: np.random.Generator) -> ndarray:
     """``weights [B, arms]`` of exploration: any drafter is above all others, those with fewer ``steps [B, arms]``
-    before those with more, else at random. "none" keeps its weight: it brings one token, whoever asks."""
+    before those with more, else at random. "none" keeps its weight: it always brings one token."""
     chance = rng.random(weights.shape) - steps
     chance += np.abs(weights).max(initial=0) + 1 - chance.min(initial=0)
     chance[:, none] = weights[:, none]

@@ -1,4 +1,4 @@
-"""What every request has brought with every arm so far: the books that most policies keep."""
+"""What every request has got from every arm so far: the books that most policies keep."""
 
 from __future__ import annotations
 
@@ -11,34 +11,60 @@ from spin_core.select.base import Outcome
 from spin_core.select.costs import AffineCost
 
 
-class Ledger:
-    """Steps, emitted tokens, own seconds and tested draft tokens per request and arm, ``[rows, arms]``; a request keeps
-    its row until it leaves. Tested is a draft up to its first rejected token.
+class RequestTables:
+    """Tables ``[tables, rows, arms]`` with a row per request, which the request keeps until it leaves."""
 
-    A step's seconds are of two kinds. Its own ones the draft has caused: those of drafting, and of the rows that it
-    adds to the target's pass. The others, an equal part of what the target's pass takes anyway, depend only on how
-    many requests share it, so an arm tried in a small batch would look dear beside one tried in a large one. They are
-    left out of the books and counted as what they are for the present batch. ``plain`` learns that: what a pass
-    without drafts takes, by the number of requests.
+    def __init__(self, tables: int, arms: int) -> None:
+        self.row: dict[int, int] = {}
+        self.unused: list[int] = []
+        self._keep(np.zeros((tables, 0, arms)))
 
-    A rate is a ratio of sums, tokens over seconds: the mean of ratios would count a short step as much as a long one.
-    What the arm ``common`` (no speculation) brings does not depend on the request: all requests share its books.
+    def rows(self, requests: Iterable[int]) -> ndarray:
+        """The rows of these requests; a new request gets a row of zeros."""
+        return np.fromiter((self.row[r] if r in self.row else self._open(r) for r in requests), int)
+
+    def close(self, request: int) -> None:
+        """Forget a request."""
+        row = self.row.pop(request, None)
+        if row is not None:
+            self.tables[:, row] = 0
+            self.unused.append(row)
+
+    def _open(self, request: int) -> int:
+        if not self.unused:
+            tables, size, arms = self.tables.shape
+            self._keep(np.concatenate([self.tables, np.zeros((tables, max(8, size), arms))], 1))
+            self.unused = list(range(size, self.tables.shape[1]))[::-1]
+        self.row[request] = self.unused.pop()
+        return self.row[request]
+
+    def _keep(self, tables: ndarray) -> None:
+        """From now on the tables are these."""
+        self.tables = tables
+
+
+class Ledger(RequestTables):
+    """Steps, emitted tokens, own seconds and tested draft tokens per request and arm, ``[rows, arms]``. A draft is
+    tested up to its first rejected token.
+
+    The seconds of a step are of two kinds. Its *own* seconds are caused by the draft: drafting, and the rows that the
+    draft adds to the target's pass. The others, an equal part of what the target's pass takes without drafts, depend
+    on how many requests share the pass, so an arm tried in a small batch would look slower than one tried in a large
+    batch. They are left out of the books and counted at the size of the present batch. ``plain`` learns them: the
+    seconds of a pass without drafts, by the number of requests.
+
+    A rate is a ratio of sums, tokens over seconds; a mean of ratios would count a short step as much as a long one.
+    What the arm ``common`` (no speculation) brings does not depend on the request, so all requests share its books.
     """
 
     def __init__(self, arms: int, common: int) -> None:
+        super().__init__(4, arms)
         self.common = common
         self.common_sums = np.zeros(3)      # steps, tokens, own seconds
         self.plain = AffineCost()
-        self.row: dict[int, int] = {}
-        self.free: list[int] = []
-        self._keep(np.zeros((4, 0, arms)))
-
-    def rows(self, requests: Iterable[int]) -> ndarray:
-        """The rows of these requests; unknown ones get a row of zeros."""
-        return np.fromiter((self.row[r] if r in self.row else self._open(r) for r in requests), int)
 
     def add(self, outcomes: Sequence[Outcome], arms: ndarray) -> tuple[ndarray, ndarray, ndarray, ndarray]:
-        """Write down a step; returns its rows, tokens, own seconds and tested tokens, one each per outcome."""
+        """Book a step; returns its rows, tokens, own seconds and tested tokens, one each per outcome."""
         rows, count = self.rows(o.request for o in outcomes), len(outcomes)
         tokens = np.array([o.emitted for o in outcomes], float)
         own = np.array([o.draft_seconds + o.verify_seconds - o.plain_seconds for o in outcomes])
@@ -53,8 +79,8 @@ class Ledger:
         return rows, tokens, own, tested
 
     def rates(self, rows: ndarray, prior: tuple[ndarray, ndarray, ndarray] | None = None) -> ndarray:
-        """Tokens per second in a batch of as many requests as ``rows``, ``[B, arms]``; infinite where an arm was not
-        tried. ``prior``: steps, tokens and own seconds per arm that count as if every request had had them."""
+        """Tokens per second in a batch of as many requests as ``rows``, ``[B, arms]``; infinite for an untried arm.
+        ``prior``: steps, tokens and own seconds per arm that count as if every request had had them."""
         steps, tokens, own = prior or (0.0, 0.0, 0.0)
         tokens = self.tokens[rows] + tokens
         seconds = self.seconds(rows) + (own + steps * self.share(len(rows)))
@@ -64,7 +90,7 @@ class Ledger:
         return rates
 
     def seconds(self, rows: ndarray) -> ndarray:
-        """What the steps in the books would have taken in a batch of as many requests as ``rows``, ``[B, arms]``."""
+        """What the booked steps would have taken in a batch of as many requests as ``rows``, ``[B, arms]``."""
         return self.own[rows] + self.steps[rows] * self.share(len(rows))
 
     def share(self, count: int) -> float:
@@ -76,23 +102,6 @@ class Ledger:
         steps, tokens, own = self.common_sums
         return tokens / (own + steps * self.share(count)) if steps else np.inf
 
-    def close(self, request: int) -> None:
-        """Forget a request."""
-        row = self.row.pop(request, None)
-        if row is not None:
-            self.tables[:, row] = 0
-            self.free.append(row)
-
-    def _open(self, request: int) -> int:
-        if not self.free:
-            size = len(self.steps)
-            self._keep(np.concatenate([self.tables, np.zeros_like(self.tables, shape=(
-                len(self.tables), max(8, size), self.tables.shape[2]))], 1))
-            self.free = list(range(size, len(self.steps)))[::-1]
-        self.row[request] = self.free.pop()
-        return self.row[request]
-
     def _keep(self, tables: ndarray) -> None:
-        """From now on the books are ``tables [4, rows, arms]``."""
-        self.tables = tables
+        super()._keep(tables)
         self.steps, self.tokens, self.own, self.tested = tables

@@ -1,4 +1,4 @@
-"""Who gets whom: maximum-weight matching of requests to drafters that serve only so many (SPIN, arXiv 2503.15921)."""
+"""Maximum-weight matching of requests to drafters with limited capacities (SPIN, arXiv 2503.15921)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from scipy.optimize import linear_sum_assignment
 
 
 def match(weights: ndarray, room: ndarray, free: int) -> ndarray:
-    """The arm of every row ``[B]`` such that the sum of ``weights [B, A]`` is as large as it can be.
+    """The arm of every row ``[B]`` that maximises the sum of ``weights [B, A]``.
 
-    ``room [A]``: how many rows an arm can have. The arm ``free`` (no speculation) has room for all, so that nobody
-    is left without one. Where every row can have its best arm, that is the answer. Else it is an assignment problem:
-    a column per place of a contested arm, whose gain is what the row would win over its best arm that has room for
-    everyone; a row that wins nothing, or is left without a place, takes the latter.
+    ``room [A]``: how many rows an arm can have. The arm ``free`` (no speculation) has room for all, so every row gets
+    one. If every row can have its best arm, that is the answer. Else it is an assignment problem with a column per
+    place of a scarce arm; the gain of a place is what the row wins over its best arm with room for all. A row that
+    wins nothing, or gets no place, takes that roomy arm.
 
     Raises ValueError for weights that are not finite.
     """

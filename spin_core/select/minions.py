@@ -1,8 +1,8 @@
-"""Adaptive speculation length (Minions, arXiv 2402.15678): one drafter, and the length that pays now.
+"""Adaptive speculation length (Minions, arXiv 2402.15678): one drafter, with the draft length that pays now.
 
 A step in which b requests draft s tokens each takes t(b, s) seconds and brings b (1 + accepted(s)) tokens. Both are
-learned while serving, and every step takes the s of the most tokens per second. The paper minimises
-t_verify(b, s) / accepted(s); here drafting is part of the time, and the target's own token of the gain.
+learned while serving, and every step takes the s with the most tokens per second. The paper minimises
+t_verify(b, s) / accepted(s); here drafting is part of the time, and the target's own token part of the gain.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from numpy import ndarray
 
 from spin_core.select.base import NONE, Outcome, RequestView
 from spin_core.select.costs import AffineCost
-from spin_core.select.fixed import Fixed
+from spin_core.select.rivals import Fixed
 from spin_core.select.survival import Survival
 
 LONGEST = 8
 
 
 class Minions(Fixed):
-    """``arm``, by default the first that votes ("vote:..."), else the first: everyone's, with an adaptive length.
+    """One drafter for all, ``arm``, with an adaptive length; by default the first that votes ("vote:..."), else the
+    first.
 
     ``gamma``: the longest drafts.
     """
@@ -32,14 +33,14 @@ class Minions(Fixed):
         self.longest = int(self.gamma[self.index[self.arm]])
         self.survival = Survival(1, max(1, self.longest), kappa=8.0, memory=500.0)
         self.target, self.passes = AffineCost(), AffineCost()
-        # what a row more costs shows only where lengths differ: these first
+        # the cost of one more row shows only when lengths differ: these first
         self.tries = [n for n in (self.longest, 1, (self.longest + 1) // 2) if n]
 
-    def lengths(self, seats: Sequence[RequestView], arms: ndarray) -> ndarray:
-        return np.where(arms == self.index[self.arm], self.best(len(seats)), 0)
+    def lengths(self, views: Sequence[RequestView], arms: ndarray) -> ndarray:
+        return np.where(arms == self.index[self.arm], self.best(len(views)), 0)
 
     def best(self, batch: int) -> int:
-        """The length of the most tokens per second."""
+        """The length with the most tokens per second."""
         if self.tries or not self.longest:
             return self.tries[0] if self.tries else 0
         length = np.arange(1, self.longest + 1)

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spin_core.select.base import Selector
-from spin_core.select.exp3 import EXP3
-from spin_core.select.fixed import Fixed
 from spin_core.select.greedy import EpsilonGreedy, Greedy
 from spin_core.select.hedge import Hedge
 from spin_core.select.minions import Minions
-from spin_core.select.random import Random
+from spin_core.select.rivals import EXP3, UCB, Fixed, Random, Thompson
 from spin_core.select.spin import Spin
 from spin_core.select.spin_full import SpinFull
-from spin_core.select.thompson import Thompson
-from spin_core.select.ucb import UCB
 
 _POLICIES: dict[str, type[Selector]] = {
     "spin": Spin, "spin-full": SpinFull, "random": Random,

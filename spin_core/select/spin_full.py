@@ -1,18 +1,17 @@
 """Selection beyond the paper: full information, a shared prior, and draft positions that compete for a budget.
 
-SPIN's bandit learns a number per request and drafter. This one keeps a model of how drafts survive
-(:mod:`spin_core.select.survival`) and of what passes cost (:class:`spin_core.select.costs.AffineCost`, learned while
-serving), and picks what brings the most tokens per second for the *whole batch*:
+SPIN's bandit learns one number per request and drafter. This policy keeps a survival model of drafts
+(:mod:`spin_core.select.survival`) and a model of the seconds of passes (:class:`spin_core.select.costs.AffineCost`),
+both learned while serving, and maximises the tokens per second of the *whole batch*:
 
-* drafters. A drafter's pass costs much the same for one request as for many. So all sets of drafters are weighed, each
-  request with its best in the set, and the best set wins;
-* lengths. Once it is settled who drafts for whom, the k-th drafted token of a request is worth the probability that the
-  target gets as far as accepting it. All such positions of the batch compete: the best N are drafted and verified,
-  with N where tokens per second peak (a verification budget, as in arXiv 2607.05147);
-* exploration costs no draft. A drafter may read along: one pass over text that is already verified says how it would
-  have done (arXiv 2510.20064). One that takes a request over does so anyway;
-  others are asked when a request has written 8, 16, 32, ... tokens, if they could be so much better than the best,
-  for all that is known, that the pass may pay; so a request that is unlike the others is found out.
+* drafters. A drafter's pass costs much the same for one request as for many. So all sets of drafters are compared, each
+  request with its best drafter in the set, and the best set wins;
+* lengths. Given the drafters, the k-th drafted token of a request is worth the probability that all k are accepted.
+  All such positions of the batch compete: the best N are drafted and verified, with the N at which tokens per second
+  peak (a verification budget, as in arXiv 2607.05147);
+* exploration costs no draft. A drafter may read along: one pass over verified text shows how it would have done (arXiv
+  2510.20064). A drafter that takes over a request reads its text anyway; others are probed when the request has
+  written 8, 16, 32, ... tokens, if they could be so much better than the best that the pass may pay.
 """
 
 from __future__ import annotations
@@ -27,23 +26,22 @@ from spin_core.select.base import NONE, Outcome, Scored, RequestView, Selector
 from spin_core.select.costs import AffineCost
 from spin_core.select.survival import Survival
 
-LISTEN = 8          # tokens after which others are first asked
-CHANCE = 0.16       # that a drafter is better than one standard deviation above what is believed of it
-TOGETHER = 3        # drafters in one step, at most: each costs a pass of its own
+PROBE_AFTER = 8     # tokens after which other drafters are first probed
+P_BETTER = 0.16     # the probability that a drafter is better than one standard deviation above its estimate
+MAX_DRAFTERS = 3    # in one step: each costs a pass of its own
 
 
 class SpinFull(Selector):
     """SPIN with full information.
 
     ``kappa``: the first guess of the shrinkage (:mod:`spin_core.select.survival`). ``memory``: drafts after which
-    what was learned about a drafter has faded to 1/e. ``bold``: a drafter could be better than the best if it is with
-    a frailty so many standard deviations below its mean. ``cost``: seconds of the target's pass over numbers of rows
-    (an array), where profiled; None: a line, learned while serving. ``gamma`` bounds the lengths.
+    what was learned about a drafter has faded to 1/e. ``optimism``: probing assumes a frailty so many standard
+    deviations below its mean. ``cost``: seconds of the target's pass by numbers of rows (an array), if profiled; None:
+    a line, learned while serving. ``gamma`` bounds the lengths.
     """
 
     def __init__(self, arms: Sequence[str], *, gamma: int = 8, kappa: float = 8.0, memory: float = 2000.0,
-                 bold: float = 1.0, cost: Callable | None = None,
-                 **options) -> None:
+                 optimism: float = 1.0, cost: Callable | None = None, **options) -> None:
         super().__init__(arms, gamma=gamma, **options)
         self.none, self.depths = self.index[NONE], int(self.gamma.max())
         self.survival = Survival(len(self.arms), self.depths, kappa=kappa, memory=memory)
@@ -52,47 +50,47 @@ class SpinFull(Selector):
         self.rows = 0.0                 # drafted rows of the last plan
         self.deepest = np.full(len(self.arms), self.depths)     # how deep each drafter goes in the last plan
         self.passes = [AffineCost() for _ in self.arms]
-        self.bold, self.due = bold, {}  # due: tokens at which a request is next listened to
-        self.goodput = 0.0              # tokens per second that the last plan came to
+        self.optimism, self.due = optimism, {}      # due: tokens at which a request is next probed
+        self.goodput = 0.0              # tokens per second of the last plan
         drafting = [a for a in range(len(self.arms)) if a != self.none]
-        sets = [{self.none, *some} for size in range(TOGETHER + 1) for some in itertools.combinations(drafting, size)]
-        # sorted, for of equally good sets the first is taken
+        sets = [{self.none, *some} for size in range(MAX_DRAFTERS + 1) for some in itertools.combinations(drafting, size)]
+        # sorted, because of equally good sets the first is taken
         self.sets = np.array(sorted([a in some for a in range(len(self.arms))] for some in sets))
 
     # ---- deciding
 
-    def weights(self, seats: Sequence[RequestView]) -> ndarray:
-        self._look(seats)
+    def weights(self, views: Sequence[RequestView]) -> ndarray:
+        self._look(views)
         sets = self.sets[(self.open | ~self.sets).all(1)]
-        for _ in range(3):              # goodput is the price of a second and what comes out: weigh until it settles
+        for _ in range(3):              # goodput is the price of a second and also the result: iterate until it settles
             before = self.goodput
-            gain, chosen = self._weigh(sets, len(seats))
+            gain, chosen = self._weigh(sets, len(views))
             if abs(self.goodput - before) <= .02 * self.goodput:
                 break
-        # drafters outside the chosen set are a way out where capacities leave no room inside
+        # drafters outside the chosen set are the fallback if capacities leave no room inside
         return gain - np.where(chosen, 0, np.ptp(gain) + 1)
 
-    def _look(self, seats: Sequence[RequestView], bold: float = 0.0) -> None:
-        """What is believed now: ``worth [B, arms, depths]``, the chance that a drafted token is of use; ``found [B,
-        arms]``, that there is a draft; and the lines of costs ``[arms]``."""
-        rows = self.survival.rows(s.request for s in seats)
+    def _look(self, views: Sequence[RequestView], optimism: float = 0.0) -> None:
+        """Set the present estimates: ``worth [B, arms, depths]``, the chance that a drafted token is accepted; ``found
+        [B, arms]``, that there is a draft; and the lines of costs ``[arms]``."""
+        rows = self.survival.rows(v.request for v in views)
         self.found = self.survival.availability(rows)
-        for b, seat in enumerate(seats):
-            for name, length in seat.found.items():
+        for b, view in enumerate(views):
+            for name, length in view.found.items():
                 if name in self.index:
                     self.found[b, self.index[name]] = length > 0
-        room = np.minimum(self.gamma, np.array([s.max_gamma for s in seats])[:, None])
+        room = np.minimum(self.gamma, np.array([v.max_gamma for v in views])[:, None])
         possible = np.arange(self.depths) < room[:, :, None]
-        self.worth = self.survival.curves(self.survival.frailty(rows, bold)) * self.found[:, :, None] * possible
+        self.worth = self.survival.curves(self.survival.frailty(rows, optimism)) * self.found[:, :, None] * possible
         self.per_pass, self.per_row = np.array([p.line for p in self.passes]).T
-        # what a row more costs, about where the last plan was: a profiled pass may be no line
-        low, here, high = self.cost(len(seats) + self.rows + np.array([-1.0, 0, 1]) * max(1, self.rows / 4))
+        # the cost of one more row near the last plan: a profiled pass may be no line
+        low, here, high = self.cost(len(views) + self.rows + np.array([-1.0, 0, 1]) * max(1, self.rows / 4))
         self.slope = max(0.0, (high - low) / (2 * max(1, self.rows / 4)))
         self.known = here > 0
 
     def _gain(self, count: int) -> tuple[ndarray, ndarray, ndarray, ndarray]:
-        """With each arm at today's price of a second, each ``[B, arms]``: what a request gains, in tokens; the tokens
-        it gets, the drafted length, and the rows to verify."""
+        """For each arm at the present price of a second, each ``[B, arms]``: the request's net gain in tokens; its
+        tokens, the drafted length, and the rows to verify."""
         draft = self.per_row + self.per_pass / count
         price = self.slope * self.found + draft                                 # of one more position
         lengths = (self.worth > self.goodput * price[:, :, None]).sum(2)        # worth falls with depth
@@ -102,28 +100,28 @@ class SpinFull(Selector):
         return tokens - self.goodput * (self.slope * rows + draft * lengths), tokens, lengths, rows
 
     def _weigh(self, sets: ndarray, count: int) -> tuple[ndarray, ndarray]:
-        """What each arm gains each request ``[B, arms]``, and the best of ``sets``."""
+        """The net gain of each request with each arm ``[B, arms]``, and the best of ``sets``."""
         gain, tokens, lengths, rows = self._gain(count)
         choice = np.where(sets[:, None, :], gain, -np.inf).argmax(2)            # [sets, B]
-        seat = np.arange(count)
-        drafted = rows[seat, choice].sum(1)
-        spent = self.cost(count + drafted) + (self.per_row * lengths)[seat, choice].sum(1)
+        b = np.arange(count)
+        drafted = rows[b, choice].sum(1)
+        spent = self.cost(count + drafted) + (self.per_row * lengths)[b, choice].sum(1)
         longest = (lengths * (choice[:, :, None] == np.arange(len(self.arms)))).max(1)      # [sets, arms]
         spent = spent + longest @ self.per_pass                                 # as many passes as the longest draft
-        ratio = tokens[seat, choice].sum(1) / np.maximum(spent, 1e-12)
+        ratio = tokens[b, choice].sum(1) / np.maximum(spent, 1e-12)
         best = int(ratio.argmax())
         self.goodput, self.rows = float(ratio[best]) if self.known else 0.0, float(drafted[best])
         return gain, sets[best]
 
-    def lengths(self, seats: Sequence[RequestView], arms: ndarray) -> ndarray:
+    def lengths(self, views: Sequence[RequestView], arms: ndarray) -> ndarray:
         """The verification budget: the best N positions of the batch, N where tokens per second peak."""
-        seat = np.arange(len(seats))
-        worth, found = self.worth[seat, arms], self.found[seat, arms]
+        b = np.arange(len(views))
+        worth, found = self.worth[b, arms], self.found[b, arms]
         price = (self.slope * found + self.per_row[arms])[:, None]
         net = np.maximum(worth - self.goodput * price, 0)
         passes, self.deepest = 0.0, np.full(len(self.arms), self.depths)
         for arm in sorted({*arms.tolist()} - {self.none}):
-            # a pass is paid for by those who draft that deep: go on while together they gain more than it takes
+            # a pass at this depth serves all requests that draft as deep: go on while it pays for them together
             mine = arms == arm
             total = (net[mine].sum(0) - self.goodput * self.per_pass[arm]).cumsum()
             best = int(total.argmax())
@@ -135,10 +133,10 @@ class SpinFull(Selector):
         order = np.argsort(-worth / price, axis=None, kind="stable")[:np.count_nonzero(worth)]
         rows = np.append(0, found[order // self.depths].cumsum())
         drafting = passes + self.per_row[arms[order // self.depths]].cumsum()
-        tokens = len(seats) + np.append(0, worth.ravel()[order].cumsum())
-        seconds = self.cost(len(seats) + rows) + np.append(passes, drafting)
+        tokens = len(views) + np.append(0, worth.ravel()[order].cumsum())
+        seconds = self.cost(len(views) + rows) + np.append(passes, drafting)
         count = int((tokens / seconds).argmax()) if self.known else len(order)
-        return np.bincount(order[:count] // self.depths, minlength=len(seats))
+        return np.bincount(order[:count] // self.depths, minlength=len(views))
 
     # ---- learning
 
@@ -149,30 +147,31 @@ class SpinFull(Selector):
         seconds = np.array([o.draft_seconds for o in outcomes])
         for arm in sorted({*arms.tolist()} - {self.none}):
             mine = arms == arm
-            depth = max(1, drafted[mine].max())         # a drafter that found nothing was asked all the same
+            depth = max(1, drafted[mine].max())         # a drafter that found nothing was asked nevertheless
             self.passes[arm].learn(max(1, drafted[mine].sum() / depth), seconds[mine].sum() / depth)
         some = arms != self.none
         if some.any():
             self.survival.draft([o.request for o, s in zip(outcomes, some) if s], arms[some], drafted[some],
                                 np.array([o.accepted for o in outcomes])[some])
 
-    def probe(self, seats: Sequence[RequestView]) -> dict[int, list[str]]:
-        due = [s for s in seats if s.emitted >= self.due.setdefault(s.request, LISTEN) and s.max_gamma >= LISTEN]
+    def probe(self, views: Sequence[RequestView]) -> dict[int, list[str]]:
+        due = [v for v in views
+               if v.emitted >= self.due.setdefault(v.request, PROBE_AFTER) and v.max_gamma >= PROBE_AFTER]
         if not due:
             return {}
         self._look(due)
-        gain, tokens, _, _ = self._gain(len(seats))
-        best, seat = gain.argmax(1), np.arange(len(due))
-        self._look(due, self.bold)
-        better = self._gain(len(seats))[0] - gain[seat, best][:, None]
-        # what a better drafter would bring until the end, against the tokens that others could be served meanwhile
-        steps = np.array([s.max_gamma for s in due]) / tokens[seat, best]
-        unread = np.array([s.context if s.emitted < 2 * LISTEN else s.emitted / 2 for s in due])
+        gain, tokens, _, _ = self._gain(len(views))
+        best, b = gain.argmax(1), np.arange(len(due))
+        self._look(due, self.optimism)
+        better = self._gain(len(views))[0] - gain[b, best][:, None]
+        # the gain of a better drafter until the end, against the tokens that the pass delays
+        steps = np.array([v.max_gamma for v in due]) / tokens[b, best]
+        unread = np.array([v.context if v.emitted < 2 * PROBE_AFTER else v.emitted / 2 for v in due])
         price = self.goodput * (self.per_pass + self.per_row * unread[:, None])
-        could = (better * steps[:, None] * CHANCE > price) & (better > 0) & self.open
+        could = (better * steps[:, None] * P_BETTER > price) & (better > 0) & self.open
         could[:, self.none] = False
-        self.due |= {s.request: 2 * s.emitted for s in due}
-        return {s.request: [self.arms[a] for a in np.flatnonzero(others)] for s, others in zip(due, could)}
+        self.due |= {v.request: 2 * v.emitted for v in due}
+        return {v.request: [self.arms[a] for a in np.flatnonzero(others)] for v, others in zip(due, could)}
 
     def scored(self, scores: Sequence[Scored]) -> None:
         for s in scores:
@@ -186,4 +185,4 @@ class SpinFull(Selector):
         self.due.pop(request, None)
 
     def describe(self) -> str:
-        return f"SPIN with full information: learned costs and shrinkage, {self.bold:g} sd bold"
+        return f"SPIN with full information: learned costs and shrinkage, {self.optimism:g} sd of optimism"

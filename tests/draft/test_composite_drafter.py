@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import test_engine_law as distribution
+import test_engine_distribution as distribution
 import tiny
 import torch
 from hypothesis import given, settings, strategies as st

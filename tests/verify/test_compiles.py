@@ -13,13 +13,13 @@ import pytest
 
 triton = pytest.importorskip("triton")
 TESTS = Path(__file__).parents[1]
-ROOMS = {"verify": "kernel.py", "decompose": "kernels.py", "runtime": "compact_kernel.py",
-         "lessons": "kernel_ladder.py"}
+ROOMS = {"verify": "verify/kernel.py", "decompose": "decompose/kernels.py", "kv": "kv/compact_kernel.py",
+         "lessons": "lab/lessons/l6_verify_kernel/ladder.py"}
 
 
 def launched(room: str) -> set[str]:
     """Names of the kernels that a room's module launches, ``name[grid](...)``."""
-    source = TESTS.parent / "spin_core" / room / ROOMS[room]
+    source = TESTS.parent / "spin_core" / ROOMS[room]
     return {node.func.value.id for node in ast.walk(ast.parse(source.read_text()))
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript)
             and isinstance(node.func.value, ast.Name)}
@@ -28,7 +28,7 @@ def launched(room: str) -> set[str]:
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory) -> list[dict]:
     """Every kernel that was compiled, all rooms in one process: importing takes longer than a room's kernels do."""
-    paths = [str(TESTS.parent), str(TESTS), str(TESTS / "decompose")]
+    paths = [str(TESTS.parent), str(TESTS)]
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment |= {"PYTHONPATH": os.pathsep.join(paths), "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton"))}
     run = subprocess.run([sys.executable, str(TESTS / "compile_kernels.py"), *ROOMS], env=environment,

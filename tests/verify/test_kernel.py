@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from chain_cases import SAMPLED, make_batch, params_list
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from test_chain import SAMPLED, make_batch, params_list
 from torch import Tensor
 
 from spin_core import verify

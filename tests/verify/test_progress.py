@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from chain_cases import SAMPLED, make_batch, params_list
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_chain import SAMPLED, make_batch, params_list
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spin_core.draft.base import Draft

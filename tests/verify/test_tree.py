@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from chain_cases import SAMPLED, as_lists, make_batch, params_list
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from test_chain import SAMPLED, as_lists, make_batch, params_list
 from torch import Tensor
 
 from spin_core.lab.lessons.l6_verify_kernel.rules import (

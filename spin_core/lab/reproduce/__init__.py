@@ -1,4 +1,4 @@
-"""Run the notebooks in order and collect what they make: ``python -m spin_core.lab.reproduce --help``.
+"""Run the notebooks in order and collect what they make: ``python -m spin_core reproduce --help``.
 
 Every notebook runs through papermill in a kernel of this very interpreter, in its own folder, with those of
 the parameters ``profile``, ``device`` and ``figures_dir`` that its tagged cell declares. Written below

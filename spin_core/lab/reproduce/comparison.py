@@ -17,7 +17,7 @@ from spin_core.lab.lessons.stored import stored
 from spin_core.provenance import ROOT
 
 README = ROOT / "README.md"
-START, END = "<!-- table: python -m spin_core.lab.reproduce --table -->", "<!-- end of table -->"
+START, END = "<!-- table: python -m spin_core reproduce --table -->", "<!-- end of table -->"
 PADDED = {"padded": "gathered", "padded_view": "in place"}
 """How lesson 4 calls the two padded ways -> how the table does."""
 HEAD = "| figure | what | published | modelled: V100, LLaMA | measured: embedded models |\n|---|---|---|---|---|"

@@ -69,7 +69,7 @@ class State:
         part.replace(self.path)
 
 
-def run(
+def run_all(
     notebooks: list[Path],
     output: Path,
     *,

@@ -8,7 +8,7 @@
       "caption": "one or two sentences: what is plotted, and what to see in it",
       "notes": "longer remarks, or an empty string",
       "notebook": "05_pipeline",       notebook and profile that produced it, null outside a run of
-      "profile": "default",            spin_core.lab.reproduce
+      "profile": "default",            python -m spin_core reproduce
       "series": [
         {
           "label": "SPIN, CP, 7B",
@@ -78,7 +78,7 @@ def save(
         "name": name,
         "caption": caption,
         "notes": notes,
-        "notebook": os.environ.get("SPIN_NOTEBOOK"),     # set by spin_core.lab.reproduce
+        "notebook": os.environ.get("SPIN_NOTEBOOK"),     # set by lab/reproduce
         "profile": os.environ.get("SPIN_PROFILE"),
         "series": [_series(f"figure {name}, series {i}", one) for i, one in enumerate(series)],
     }

@@ -7,8 +7,8 @@ from argparse import Namespace
 
 import pytest
 import torch
+from chain_cases import as_lists
 from scipy import stats
-from test_chain import as_lists
 
 from spin_core.__main__ import main
 from spin_core.lab.bench import Report

@@ -8,12 +8,12 @@ import pytest
 from spin_core.lab.results import figures
 from spin_core.lab.lessons.l7_paper_figures import measure as lesson
 from spin_core.lab.reproduce import comparison
-from spin_core.lab.reproduce.__main__ import main
+from spin_core.__main__ import main
 from spin_core.lab.simulate import paper
 
 
 def test_the_readme_is_current():
-    """If this fails: ``python -m spin_core.lab.reproduce --table``."""
+    """If this fails: ``python -m spin_core reproduce --table``."""
     assert comparison.current(comparison.README.read_text("utf-8")) == comparison.table()
 
 
@@ -139,9 +139,9 @@ def test_a_series_that_is_not_there_is_a_dash_and_a_figure_an_error(copy, tmp_pa
 def test_the_command_writes_it(copy, monkeypatch, capsys):
     monkeypatch.setattr(comparison, "README", copy / "README.md")
     monkeypatch.setattr(comparison.write, "__defaults__", (copy / "README.md", None))
-    assert main(["--table", "--output", str(copy.parent)]) == 2 and "README.md" in capsys.readouterr().err
+    assert main(["reproduce", "--table", "--output", str(copy.parent)]) == 2 and "README.md" in capsys.readouterr().err
     (copy / "README.md").write_text(f"{comparison.START}\n\n{comparison.END}\n")
-    assert main(["--table", "--output", str(copy.parent)]) == 0
+    assert main(["reproduce", "--table", "--output", str(copy.parent)]) == 0
     assert "overall_goodput" in (copy / "README.md").read_text()
 
 

@@ -1,8 +1,13 @@
 """Simulations side by side: the same results as one after the other, by name and in order."""
 
 import os
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import joblib
+import psutil
 import pytest
 
 from spin_core.lab.lessons import on_all_cores
@@ -33,3 +38,18 @@ def test_an_error_in_one_call_is_raised_here():
 def test_a_simulation_is_the_same_there_as_here():
     here = paper.ladder("Alpaca", requests=12)
     assert on_all_cores(paper.ladder, ["Alpaca"], requests=12) == {"Alpaca": here}
+
+
+@pytest.mark.skipif(joblib.cpu_count() == 1, reason="one core")
+def test_workers_end_soon_after_their_parent_is_killed():
+    program = ("import os; from spin_core.lab.lessons.cores import on_all_cores\n"
+               "print(*set(on_all_cores(lambda _: os.getpid(), range(8)).values()), flush=True); input()")
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                          env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}) as parent:
+        workers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+        parent.kill()
+    assert workers
+    deadline = time.monotonic() + 30
+    while any(worker.is_running() for worker in workers) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(worker.is_running() for worker in workers)

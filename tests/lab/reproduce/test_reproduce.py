@@ -19,9 +19,9 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from rich.console import Console
 
+from spin_core import __main__ as command_line
 from spin_core.lab.reproduce import ROOT, NotebookError
-from spin_core.lab.reproduce import runner
-from spin_core.lab.reproduce.__main__ import main
+from spin_core.lab.reproduce import command, runner
 from spin_core.lab.reproduce.kernel import execute
 from spin_core.lab.reproduce.notebooks import discover, notebook_digest, package_digest, parameters
 from spin_core.lab.reproduce.progress import Progress, clock
@@ -31,7 +31,7 @@ DECLARED = "profile = 'default'\ndevice = 'cpu'\nfigures_dir = None\nown = 3  # 
 
 FIGURE = """
 from matplotlib.figure import Figure
-from spin_core import figures
+from spin_core.lab.results import figures
 fig = Figure()
 fig.subplots().plot([1, 2], [1, 2])
 series = [dict(label="a", kind="modelled", source="s", x=[1, 2], y=[1, 2])]
@@ -45,6 +45,13 @@ def write(path: Path, *sources: str, declared: str | None = DECLARED) -> Path:
         cells.append(new_code_cell(declared, metadata={"tags": ["parameters"]}))
     nbformat.write(new_notebook(cells=[*cells, *map(new_code_cell, sources)]), path)
     return path
+
+
+def main(arguments: list[str], notebooks: Path) -> int:
+    """``python -m spin_core reproduce`` on these notebooks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "NOTEBOOKS", notebooks)
+        return command_line.main(["reproduce", *arguments])
 
 
 def printed(path: Path) -> str:
@@ -84,10 +91,10 @@ def test_command_refuses_what_it_does_not_know(tmp_path, capsys):
     assert main(["--device", "cpu", "--output", str(tmp_path / "file")], notebooks=tmp_path) == 2
     assert "file" in capsys.readouterr().err
     (tmp_path / "file").unlink()
-    for wrong in (["--profile", "huge"], ["--store", "--profile", "quick"]):
-        with pytest.raises(SystemExit) as stop:
-            main(wrong, notebooks=tmp_path)
-        assert stop.value.code == 2
+    assert main(["--store", "--profile", "quick"], notebooks=tmp_path) == 2
+    with pytest.raises(SystemExit) as stop:
+        main(["--profile", "huge"], notebooks=tmp_path)
+    assert stop.value.code == 2
     assert sorted(os.listdir(tmp_path)) == ["01_first.ipynb"], "nothing was started"
 
 
@@ -227,7 +234,7 @@ def test_resume_change_and_lost_files(ran, tmp_path, monkeypatch):
 
     def again(**options):
         started.clear()
-        jobs = runner.run(notebooks, ran["folder"], **{"profile": "quick"} | options)
+        jobs = runner.run_all(notebooks, ran["folder"], **{"profile": "quick"} | options)
         return [name for name, *_ in started], [job.status for job in jobs]
 
     assert again() == ([], ["unchanged", "unchanged"]), "finished by the real run above"
@@ -303,9 +310,10 @@ def test_an_interrupted_run_ends_cleanly_and_keeps_what_is_finished(tmp_path, se
     if sent == signal.SIGTERM:          # one kernel less
         (notebooks / "01_done.ipynb").unlink()
     # a background job of a shell without job control ignores the signal, and so would its children
-    program = ("import signal, sys; from pathlib import Path; from spin_core.lab.reproduce.__main__ import main\n"
+    program = ("import signal, sys; from pathlib import Path; from spin_core.__main__ import main\n"
+               f"from spin_core.lab.reproduce import command; command.NOTEBOOKS = Path({str(notebooks)!r})\n"
                f"signal.signal(signal.{sent.name}, signal.default_int_handler)\n"
-               f"sys.exit(main(['--output', {str(out)!r}, '--device', 'cpu'], notebooks=Path({str(notebooks)!r})))")
+               f"sys.exit(main(['reproduce', '--output', {str(out)!r}, '--device', 'cpu']))")
     with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         deadline = time.monotonic() + 60
@@ -453,7 +461,7 @@ def test_stored_notebook(path):
     assert path.stat().st_size < MAX_STORED_BYTES
     code = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1)), \
-        "run python -m spin_core.lab.reproduce --store"
+        "run python -m spin_core reproduce --store"
     for cell in code:
         assert not [output for output in cell.outputs if output.output_type == "error"]
         if re.search(r"^ *show\(", cell.source, re.MULTILINE):

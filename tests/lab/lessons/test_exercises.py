@@ -16,7 +16,7 @@ from spin_core import theory
 from spin_core.lab import lessons
 
 MODULES = list(pkgutil.walk_packages(lessons.__path__, "spin_core.lab.lessons."))
-NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = sorted((Path(__file__).parents[3] / "notebooks").glob("*.ipynb"))
 
 
 def right_replacement(p, q):
