@@ -12,7 +12,8 @@ Usage:
       --fresh                         run again what is already finished
       --output DIR                    where runs/ and figures/ go (default: this checkout)
   ./run_all.sh test [pytest options]  pass the tests, side by side on up to four cores (-n 0: one after the other)
-  ./run_all.sh lab [jupyter options]  open the lessons in JupyterLab (also as root, in a container)
+  ./run_all.sh lab [jupyter options]  copy the lessons to my_lessons/ (once) and open them in JupyterLab (also as
+                                      root, in a container); --fresh: make a new copy beside the old one
   ./run_all.sh --help
 
 The environment is a conda, mamba or micromamba environment called "spin" where such a tool exists, else .venv.
@@ -127,7 +128,8 @@ case $command in
               echo "Running JupyterLab as root: open it to yourself alone, and only in a container." >&2
               root=(--allow-root)
           fi
-          JUPYTER_PREFER_ENV_PATH=1 exec "$python" -m jupyterlab ${root[@]+"${root[@]}"} "$@" ;;
+          JUPYTER_PREFER_ENV_PATH=1 exec "$python" -m spin_core.lab.lessons.workspace \
+              ${root[@]+"${root[@]}"} "$@" ;;
     *)    "$python" -m spin_core fetch
           exec "$python" -m spin_core reproduce "$@" ;;
 esac

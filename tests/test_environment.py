@@ -237,7 +237,7 @@ def test_test_and_lab_pass_their_options_on(checkout):
     assert checkout.run("test", "-m", "not models", "-n", "0")[1] == [f"{PYTEST} [-m] [not models] [-n] [0]"]
     root = " [--allow-root]" if os.geteuid() == 0 else ""      # in a container; with a warning
     done, log = checkout.run("lab", "--no-browser")
-    assert log == [f"python [-m] [jupyterlab]{root} [--no-browser]"] and ("as root" in done.stderr) == bool(root)
+    assert log == [f"python [-m] [spin_core.lab.lessons.workspace]{root} [--no-browser]"] and ("as root" in done.stderr) == bool(root)
     for command in ("test", "lab"):
         assert "Usage:" in checkout.run(command, "--help")[0].stdout
 

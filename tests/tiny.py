@@ -5,8 +5,10 @@ Everything is float64 unless said otherwise: there an equality of texts or logit
 
 from __future__ import annotations
 
+import resource
 import string
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import SimpleNamespace
@@ -213,3 +215,14 @@ def held(drafter: Drafter) -> list[int]:
     within = [*getattr(drafter, "members", ()), *(getattr(drafter, part) for part in ("lookup", "fallback")
                                                   if hasattr(drafter, part))]
     return [*(runner.cache.lengths if runner else ()), *books, *(n for inner in within for n in held(inner))]
+
+
+@contextmanager
+def little_room(bytes_: int = 4096) -> Iterator[None]:
+    """As on a full disk: no file can grow beyond ``bytes_``."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

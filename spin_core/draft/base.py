@@ -19,9 +19,10 @@ class Draft:
 
     ``tokens [N]`` int64, target ids.
     ``cu [B+1]`` int64, cumulative numbers of drafted tokens; a request may draft none.
-    ``probs [S, Vd]`` the distributions the sampled tokens were drawn from, exactly; None when every row is one-hot.
+    ``probs [S, Vd]`` the distributions q that the sampled tokens were drawn from, exactly; None when every row is
+    one-hot.
     ``prob_row [N]`` int64, the row of ``probs`` of each token, or -1 where the token is deterministic given the
-    past (argmax, n-gram): its distribution is then one-hot, whatever scores led to it.
+    past (argmax, n-gram): its q is then one-hot, whatever scores led to it.
     ``ids [Vd]`` int64, ascending target ids of the draft vocabulary; None when it is the target's own.
     Outside ``ids`` q is zero.
     """
@@ -55,18 +56,18 @@ class Draft:
         return self.cu.diff()
 
     def to(self, device: torch.device | str) -> "Draft":
-        """The draft on the verifier's device, where drafters have another one."""
+        """The same draft on ``device``, the verifier's."""
         parts = (self.tokens, self.cu, self.probs, self.prob_row, self.ids)
         return Draft(*(None if part is None else part.to(device) for part in parts))
 
 
 @dataclass
 class CaughtUp:
-    """What reading along brought for one request.
+    """What a drafter found while it read the missing text of one request.
 
-    ``tokens``: how many were read. ``hits``: for the output tokens from absolute index ``first`` on, whether
-    the drafter would have proposed that token first, right behind the text before it; None where it would have proposed
-    nothing. For a greedy text that is whether the draft would have been accepted.
+    ``tokens``: how many it read. ``hits``: for the output tokens from absolute index ``first`` on, whether the
+    drafter would have proposed exactly that token as its first guess, given the text before it; None where it would
+    have proposed nothing. For greedy text that is whether the draft would have been accepted.
     """
 
     tokens: int = 0
@@ -74,65 +75,68 @@ class CaughtUp:
     hits: list[bool | None] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class BuildContext:
-    """What a drafter is built for: an engine that serves ``slots`` requests of at most ``max_len`` tokens with the
-    runner ``target``. ``build(name)`` makes a drafter that is a member of another one: an instance of its own, for
-    it shares no state with the drafter that serves under that name."""
-
-    family: Any
-    slots: int
-    max_len: int
-    target: Any
-    build: Callable[[str], "Drafter"]
-
-    @property
-    def size(self) -> tuple[int, int, int]:
-        """Slots, room of a slot in tokens, and the target's vocabulary."""
-        return self.slots, self.max_len, self.family.vocab_size
-
-
-def never() -> bool:
-    """Nobody asks to stop."""
+def never_stopped() -> bool:
+    """The default of ``catch_up``'s ``stopped``: read to the end."""
     return False
 
 
 class Drafter(ABC):
     """Proposes tokens for requests. One instance serves all requests of one engine; it may keep state per slot.
 
-    A drafter holds, per slot, some prefix of the request's committed sequence. Whatever is missing it reads at the
-    next ``propose`` in one parallel pass. Starting a request, taking one over from another drafter, and catching
-    up after every drafted token was accepted are therefore one and the same thing.
+    A drafter holds, per slot, some prefix of the request's committed sequence. It reads whatever is missing at the
+    next ``propose``, in one parallel pass. Starting a request, taking it over from another drafter, and catching up
+    after every drafted token was accepted are therefore the same case.
 
-    ``catch_up`` does the reading alone, ahead of time. It may run in another thread beside ``propose`` and
-    ``rollback`` for other slots: what it touches belongs to its requests' slots.
+    ``catch_up`` only reads, ahead of time. It may run in another thread beside ``propose`` and ``rollback`` for other
+    slots, so it may touch only what belongs to the slots of its requests.
     """
 
     name: str
-    max_context: int
-    catch_up_threshold: int = 16       # missing tokens that make a ``propose`` hardly dearer: no need to catch up first
-    gamma: int | None = None    # drafted tokens per step where nobody asks for another number; None: the engine's default
-    is_lookup: bool = False         # it looks up: reading and drafting cost next to nothing
+    max_context: int                # longest sequence it can read, in tokens
+    catch_up_threshold: int = 16    # up to so many missing tokens ``propose`` costs hardly more: no catch-up before it
+    gamma: int | None = None        # drafted tokens per step by default; None: the engine's default
+    is_lookup: bool = False         # it looks its drafts up: reading and drafting cost next to nothing
 
     @abstractmethod
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
-        """Draft at most ``counts[b]`` tokens, or of a tree so many levels, behind the committed sequence of each
-        request, in their order."""
+        """Draft at most ``counts[b]`` tokens (of a tree: levels) behind the committed sequence of each request, in
+        the order of the requests."""
 
     def rollback(self, slot: int, length: int) -> None:
         """Forget everything beyond ``length`` tokens of the request in ``slot``; 0 forgets the request."""
 
     def available(self, request: Request, most: int) -> int:
-        """How many tokens, at most ``most``, would be proposed now: for who looks up, and so knows without a pass."""
+        """How many tokens, at most ``most``, a lookup would propose now; 0 for drafters that run a model."""
         return 0
 
     def missing(self, request: Request) -> int:
         """How many committed tokens a catch-up would read. (A model leaves the last one to the next draft.)"""
         return 0
 
-    def catch_up(self, requests: list[Request], stopped: Callable[[], bool] = never) -> list[CaughtUp]:
+    def catch_up(self, requests: list[Request], stopped: Callable[[], bool] = never_stopped) -> list[CaughtUp]:
         """Read what is missing of each request, without drafting. Ends early, at a whole token, once ``stopped()``."""
         return [CaughtUp() for _ in requests]
+
+
+class EnsembleDrafter(Drafter):
+    """A drafter made of ``members``, each with state of its own: all of them read and forget together."""
+
+    members: list[Drafter]
+
+    def rollback(self, slot: int, length: int) -> None:
+        for member in self.members:
+            member.rollback(slot, length)
+
+    def available(self, request: Request, most: int) -> int:
+        return max(m.available(request, most) for m in self.members)
+
+    def missing(self, request: Request) -> int:
+        return max(m.missing(request) for m in self.members)
+
+    def catch_up(self, requests: list[Request], stopped: Callable[[], bool] = never_stopped) -> list[CaughtUp]:
+        """All members read. No ``hits``: what the ensemble would have proposed first needs drafts, not only reading."""
+        found = [m.catch_up(requests, stopped) for m in self.members]
+        return [CaughtUp(max(f.tokens for f in each)) for each in zip(*found)]
 
 
 class NullDrafter(Drafter):
@@ -143,3 +147,30 @@ class NullDrafter(Drafter):
 
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
         return Draft.empty(len(requests))
+
+
+@dataclass(frozen=True)
+class BuildContext:
+    """What a drafter is built for.
+
+    Every drafter's file has ``from_name(name, context) -> Drafter | None``: None where the name is not in the file's
+    part of the language of names, ValueError where it is but cannot be built. ``slots``: requests that the engine
+    serves at once; ``max_len``: tokens of a request; ``target``: the engine's runner; ``build(name)``: a new instance
+    of another drafter, as a member (members share no state with drafters that serve under their own names).
+    """
+
+    family: Any
+    slots: int
+    max_len: int
+    target: Any
+    build: Callable[[str], Drafter]
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """What every model drafter is given: slots, room of a slot, and the target's vocabulary."""
+        return self.slots, self.max_len, self.family.vocab_size
+
+
+def from_name(name: str, context: BuildContext) -> Drafter | None:
+    """"none"."""
+    return NullDrafter() if name == "none" else None

@@ -1,4 +1,8 @@
-"""Two drafters in one: look it up where that finds something, else ask a model."""
+"""Two drafters in one: look the draft up where that finds something, else ask a model.
+
+In names: FIRST+REST, such as "ngram+pruned-4L-8k". FIRST is "ngram" or a table, REST any name of chains, itself a
+composition or not.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,16 @@ from collections.abc import Callable
 
 import torch
 
-from spin_core.draft.base import CaughtUp, Draft, Drafter, never
-from spin_core.draft.trees import TreeDrafter
+from spin_core.draft.base import BuildContext, CaughtUp, Draft, Drafter, EnsembleDrafter, never_stopped
+from spin_core.draft.ngram import NgramDrafter
+from spin_core.draft.trees import PREFIX as TREE, TreeDrafter
 from spin_core.request import Request
+from spin_core.zoo.table import DraftTable
+
+COMPOSED_NGRAM = (4, 3)     # a composition trusts lookup from so many repeated tokens on: (longest, shortest)
 
 
-class CompositeDrafter(Drafter):
+class CompositeDrafter(EnsembleDrafter):
     """Proposes what ``lookup`` finds; requests for which it finds nothing are drafted for by ``fallback``.
 
     ``lookup`` is a drafter whose proposals are one-hot and cost next to nothing, ``fallback`` any drafter. Which of
@@ -26,34 +34,27 @@ class CompositeDrafter(Drafter):
         if tree := next((d for d in (lookup, fallback) if isinstance(d, TreeDrafter)), None):
             raise ValueError(f"a composition is of chains, not of {tree.name}; lookups can be members of the tree")
         self.name = f"{lookup.name}+{fallback.name}"
-        self.lookup, self.fallback = lookup, fallback
+        self.lookup, self.fallback = self.members = [lookup, fallback]
         self.is_lookup = fallback.is_lookup
 
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
         found = self.lookup.propose(requests, counts)
         rooms = [self.fallback.max_context - r.length for r in requests]
-        # the fallback is shown all requests, with nothing to draft for most: then both drafts have one shape
+        # the fallback gets all requests, most of them with nothing to draft: then both drafts have one shape
         rest = self.fallback.propose(requests, [0 if n else max(0, min(count, room)) for n, count, room in
                                                 zip(found.counts.tolist(), counts, rooms)])
         return _interleave(found, rest)
 
-    def rollback(self, slot: int, length: int) -> None:
-        self.lookup.rollback(slot, length)
-        self.fallback.rollback(slot, length)
-
     def available(self, request: Request, most: int) -> int:
         return self.lookup.available(request, most) or self.fallback.available(request, most)
 
-    def missing(self, request: Request) -> int:
-        return max(self.lookup.missing(request), self.fallback.missing(request))
-
-    def catch_up(self, requests: list[Request], stopped: Callable[[], bool] = never) -> list[CaughtUp]:
-        return [_either(a, b) for a, b in zip(self.lookup.catch_up(requests, stopped),
-                                              self.fallback.catch_up(requests, stopped))]
+    def catch_up(self, requests: list[Request], stopped: Callable[[], bool] = never_stopped) -> list[CaughtUp]:
+        """Here ``hits`` are known: the lookup's where it would have proposed something, else the fallback's."""
+        return [_either(*found) for found in zip(*(m.catch_up(requests, stopped) for m in self.members))]
 
 
 def _interleave(found: Draft, rest: Draft) -> Draft:
-    """One draft of two for the same requests, of which each has tokens from one at most."""
+    """One draft of two for the same requests; each request has tokens in at most one of them."""
     device = rest.tokens.device
     tokens, rows = [], []
     one_hot = torch.full_like(found.tokens, -1)
@@ -64,8 +65,20 @@ def _interleave(found: Draft, rest: Draft) -> Draft:
 
 
 def _either(lookup: CaughtUp, fallback: CaughtUp) -> CaughtUp:
-    """The lookup's hits where it would have proposed something, the fallback's elsewhere, as far as both are known."""
+    """The hits of both, from the first token on that both know about."""
     first = max(lookup.first, fallback.first)
     hits = [b if a is None else a for a, b in zip(lookup.hits[first - lookup.first:],
                                                   fallback.hits[first - fallback.first:])]
     return CaughtUp(max(lookup.tokens, fallback.tokens), first, hits)
+
+
+def from_name(name: str, context: BuildContext) -> Drafter | None:
+    """FIRST+REST."""
+    first, plus, rest = name.partition("+")
+    if plus and rest.startswith(TREE):
+        raise ValueError(f"{name!r}: a composition is of chains; what {first} finds can be merged into the tree, as "
+                         "one of its members")
+    if not plus or first != "ngram" and not isinstance(context.family.drafters.get(first), DraftTable):
+        return None
+    lookup = NgramDrafter(*COMPOSED_NGRAM) if first == "ngram" else context.build(first)
+    return CompositeDrafter(lookup, context.build(rest))

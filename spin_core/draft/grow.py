@@ -1,7 +1,7 @@
-"""Growing token trees with one drafter: a level at a time, all requests together, in the drafter's own cache.
+"""Grow token trees with one drafter: a level at a time, all requests together, in the drafter's own cache.
 
-A level's nodes are read in one pass, each seeing the committed text and its own ancestors. The drafter pays as many
-passes as for a chain of that depth, only wider ones.
+A level's nodes are read in one pass, each seeing the committed text and its own ancestors. A tree takes as many passes
+as a chain of that depth, only wider ones.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from spin_core.request import Request
 from spin_core.sampling import SamplingBatch, probabilities
 
 DRAWINGS = ("independent", "without_replacement", "top_k", "naive")
-PLACES = 1 << 12        # of a level, over all drafters of a tree: each has noise of its own
-_PLACE = 20             # bits that the committed length has in the noise's base; places are above them
+PLACES = 1 << 12        # nodes of a level at most, over all drafters of a tree; each place has noise of its own
+_PLACE = 20             # in the noise's base, the lower 20 bits are the committed length, the upper ones the place
 
 
 @dataclass
 class Grown:
     """One request's tree from one drafter.
 
-    ``tokens``, ``parents``: its nodes, level by level. ``proposals``: (node, row of the distributions or -1) in the order they
-    were drawn; a node that was drawn twice is proposed twice.
+    ``tokens``, ``parents``: its nodes, level by level. ``proposals``: (node, row of q or -1 for one-hot) in the order
+    they were drawn; a node that was drawn twice is proposed twice.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -38,23 +38,23 @@ class Grown:
 
 def grow(drafter: ModelDrafter, requests: list[Request], shapes: list[Shape], drawing: str, first_place: int = 0
          ) -> tuple[list[Grown], Tensor | None]:
-    """Trees of the given ``shapes`` behind each request's committed text, and the distributions ``[S, Vd]`` of sampled nodes.
+    """Trees of the given ``shapes`` behind each request's committed text, and the q ``[S, Vd]`` of sampled nodes.
 
-    Greedy requests have their likeliest children, one-hot, whatever the ``drawing``; for sampling ones it says how
+    Greedy requests get their likeliest children, one-hot, whatever the ``drawing``; for sampling ones it says how
     siblings are drawn: "independent", "without_replacement", "top_k", or "naive", which is independent drawing handed
-    over as one-hot (what naive sampling comes to). ``first_place``: of this drafter's noise among the drafters of a
-    tree; a chain from place 0 is drawn as :class:`ModelDrafter` draws it. The drafter's cache then holds what was
-    read of the trees; roll it back.
+    over as one-hot (which is what naive sampling amounts to). ``first_place``: where this drafter's noise begins among
+    the drafters of a tree; a chain from place 0 is drawn as :class:`ModelDrafter` draws it. The drafter's cache then
+    holds the nodes that were read; roll it back.
     """
     grown = [Grown() for _ in requests]
-    spot: list[dict[int, int]] = [{-1: -1} for _ in requests]       # node of the shape -> node of the tree
-    read: list[list[int]] = [[] for _ in requests]                  # nodes in the cache behind the text, in its order
-    distributions: list[Tensor] = []
+    node_of: list[dict[int, int]] = [{-1: -1} for _ in requests]    # node of the shape -> node of the tree
+    read: list[list[int]] = [[] for _ in requests]                  # nodes in the cache behind the text, in order
+    qs: list[Tensor] = []
     alive = [b for b, shape in enumerate(shapes) if shape.parents]
     if not alive:
         return grown, None
     logits = drafter._read(requests, alive)
-    fathers = [(b, -1) for b in alive]              # a row of `logits` each: nodes of the shape that have children
+    fathers = [(b, -1) for b in alive]              # the nodes of the shape that `logits` has a row of
     level = 0
     while fathers:
         # a drafter that stops making sense (NaN) just drafts less: the target decides, not the drafter
@@ -66,16 +66,16 @@ def grow(drafter: ModelDrafter, requests: list[Request], shapes: list[Shape], dr
                 break
         children = [[(node, first_place + shapes[b].place(node)) for node in shapes[b].children[father]]
                     for b, father in fathers]
-        drawn, rows = _draw(drafter, [requests[b] for b, _ in fathers], logits, level, children, drawing, distributions)
+        drawn, rows = _draw(drafter, [requests[b] for b, _ in fathers], logits, level, children, drawing, qs)
         new: list[list[int]] = [[] for _ in requests]
         for (b, father), kids, tokens, row in zip(fathers, children, drawn, rows):
-            tree, parent, of_token = grown[b], spot[b][father], {}
+            tree, parent, of_token = grown[b], node_of[b][father], {}
             for (node, _), token in zip(kids, tokens):
                 if token in of_token:               # drawn again: another proposal of the same node
                     if row >= 0:
                         tree.proposals.append((of_token[token], row))
                     continue
-                of_token[token] = spot[b][node] = len(tree.tokens)
+                of_token[token] = node_of[b][node] = len(tree.tokens)
                 tree.proposals.append((len(tree.tokens), row))
                 tree.tokens.append(token)
                 tree.parents.append(parent)
@@ -83,10 +83,10 @@ def grow(drafter: ModelDrafter, requests: list[Request], shapes: list[Shape], dr
                     new[b].append(node)
         fathers = [(b, node) for b, nodes in enumerate(new) for node in nodes]
         if fathers:
-            logits = _read_level(drafter, requests, grown, [[spot[b][n] for n in nodes] for b, nodes in enumerate(new)],
-                                 read)
+            logits = _read_level(drafter, requests, grown, 
+                                 [[node_of[b][n] for n in nodes] for b, nodes in enumerate(new)], read)
         level += 1
-    return grown, torch.cat(distributions) if distributions else None
+    return grown, torch.cat(qs) if qs else None
 
 
 def look_up(drafter: Drafter, requests: list[Request], counts: list[int]) -> list[Grown]:
@@ -116,13 +116,13 @@ def _read_level(drafter: ModelDrafter, requests: list[Request], grown: list[Grow
         fathers.append([request.length + (at[tree.parents[n]] if tree.parents[n] >= 0 else -1) for n in new])
         held += new
     return drafter.runner.forward(slots, counts, tokens, list(range(len(tokens))), masks,
-                                  **drafter._feed_nodes(slots, fathers))
+                                  **drafter._extra_node_inputs(slots, fathers))
 
 
 def _draw(drafter: ModelDrafter, requests: list[Request], logits: Tensor, level: int,
-          children: list[list[tuple[int, int]]], drawing: str, distributions: list[Tensor]) -> tuple[list[list[int]], list[int]]:
-    """Per row of ``logits`` the tokens of its children, by rank, and the row of ``distributions`` they were drawn from (-1:
-    one-hot). ``children``: (node, place of its noise) per row."""
+          children: list[list[tuple[int, int]]], drawing: str, qs: list[Tensor]) -> tuple[list[list[int]], list[int]]:
+    """Per row of ``logits`` the tokens of its children, by rank, and the row of all of ``qs`` that they were drawn from
+    (-1: one-hot). The q of this level is appended to ``qs``. ``children``: (node, place of its noise) per row."""
     wanted = [len(kids) for kids in children]
     sampled = [r for r, request in enumerate(requests) if not request.params.greedy and drawing != "top_k"]
     tokens: list[list[int]] = [[] for _ in requests]
@@ -137,8 +137,8 @@ def _draw(drafter: ModelDrafter, requests: list[Request], logits: Tensor, level:
     sampling = SamplingBatch.from_params([requests[r].params for r in sampled], logits.device)
     q = probabilities(logits[index], sampling)
     if drawing != "naive":
-        before = sum(map(len, distributions))
-        distributions.append(q)
+        before = sum(map(len, qs))
+        qs.append(q)
         for i, r in enumerate(sampled):
             rows[r] = before + i
     places = [[place for _, place in children[r]] for r in sampled]

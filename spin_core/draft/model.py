@@ -7,15 +7,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from spin_core.draft.base import CaughtUp, Draft, Drafter, never
+from spin_core.draft.base import BuildContext, CaughtUp, Draft, Drafter, never_stopped
+from spin_core.kv.ring import AHEAD, Window
 from spin_core.randomness import DRAFT, exponential_race
 from spin_core.request import Request
 from spin_core.runtime import ModelRunner
-from spin_core.kv.ring import AHEAD, Window
 from spin_core.sampling import SamplingBatch, probabilities
 
-
-CHUNK = 256     # tokens per pass of a catch-up: long prompts do not keep others waiting
+CHUNK = 256     # tokens per pass of a catch-up: long prompts do not keep other requests waiting
 
 
 class ModelDrafter(Drafter):
@@ -23,8 +22,9 @@ class ModelDrafter(Drafter):
 
     ``source`` is a :class:`spin_core.zoo.DraftModel`: the model, and the target ids its logits stand for. Sampling
     requests draw from q under their own temperature and filters, and hand exactly that q to the verifier; greedy
-    requests propose the argmax, which is one-hot. ``window``: what its attention sees, and its cache holds; None is
-    all, or what it was trained with. It drafts ``AHEAD`` tokens at most then.
+    requests propose the argmax, which is one-hot. ``window``: what its attention sees and its cache holds; None means
+    the window that it was trained with, or all of the text. With a window it drafts at most ``AHEAD`` tokens.
+    :func:`spin_core.draft.reference.draft` is the same for one request, in ten lines.
     """
 
     def __init__(self, source, slots: int, max_len: int, vocab_size: int | None = None,
@@ -41,8 +41,8 @@ class ModelDrafter(Drafter):
         alive = [b for b, count in enumerate(counts) if count > 0]
         if not alive:
             return Draft.empty(len(requests), self.runner.device)
-        drafted: list[list[Tensor]] = [[] for _ in requests]      # per request, tokens as 0-dim tensors
-        distributions: list[list[Tensor | None]] = [[] for _ in requests]  # per request, q of each token, None = one-hot
+        drafted: list[list[Tensor]] = [[] for _ in requests]        # per request, tokens as 0-dim tensors
+        drawn_from: list[list[Tensor | None]] = [[] for _ in requests]      # likewise q of each token; None: one-hot
         logits = self._read(requests, alive)
         for step in range(max(counts, default=0)):
             # a drafter that stops making sense (NaN) just drafts less: the target decides, not the drafter
@@ -55,14 +55,15 @@ class ModelDrafter(Drafter):
             tokens = columns if self.ids is None else self.ids[columns]
             for i, b in enumerate(alive):
                 drafted[b].append(tokens[i])
-                distributions[b].append(q[i] if q is not None and not requests[b].params.greedy else None)
+                drawn_from[b].append(q[i] if q is not None and not requests[b].params.greedy else None)
             keep = [i for i, b in enumerate(alive) if counts[b] > step + 1]
             alive = [alive[i] for i in keep]
             if not alive:
                 break
             slots, ones = [requests[b].slot for b in alive], [1] * len(alive)
-            logits = self.runner.forward(slots, ones, tokens[keep], list(range(len(alive))), **self._feed(slots, ones))
-        return self._pack(drafted, distributions)
+            logits = self.runner.forward(slots, ones, tokens[keep], list(range(len(alive))),
+                                         **self._extra_inputs(slots, ones))
+        return self._pack(drafted, drawn_from)
 
     def rollback(self, slot: int, length: int) -> None:
         self.runner.cache.truncate(slot, length)
@@ -72,7 +73,7 @@ class ModelDrafter(Drafter):
             return 0                        # it cannot read this text any more, and will not draft
         return max(0, request.length - 1 - self.runner.cache.lengths[request.slot])
 
-    def catch_up(self, requests: list[Request], stopped: Callable[[], bool] = never) -> list[CaughtUp]:
+    def catch_up(self, requests: list[Request], stopped: Callable[[], bool] = never_stopped) -> list[CaughtUp]:
         """One pass over the missing text of all requests together, or one for every CHUNK tokens of it.
 
         The last token stays unread: a draft needs its logits, and reads it.
@@ -95,8 +96,8 @@ class ModelDrafter(Drafter):
                 tokens += ahead[:-1]
             if not slots:
                 break
-            # a draft for other slots may be under way in another thread, and a graph's inputs are there only once
-            logits = self.runner.forward(slots, counts, tokens, rows, graphs=False, **self._feed(slots, counts))
+            # no CUDA graph: a draft for other slots may run in another thread, and a graph has one set of inputs
+            logits = self.runner.forward(slots, counts, tokens, rows, graphs=False, **self._extra_inputs(slots, counts))
             peak, best = logits.max(-1)
             right = (best if self.ids is None else self.ids[best]) == torch.tensor(wanted, device=logits.device)
             hits = iter((right & peak.isfinite()).tolist())
@@ -114,18 +115,18 @@ class ModelDrafter(Drafter):
         counts = [len(m) for m in missing]
         last = torch.tensor(counts).cumsum(0) - 1
         return self.runner.forward(slots, counts, [t for m in missing for t in m], last.tolist(),
-                                   **self._feed(slots, counts))
+                                   **self._extra_inputs(slots, counts))
 
-    def _feed(self, slots: list[int], counts: list[int]) -> dict[str, Tensor]:
+    def _extra_inputs(self, slots: list[int], counts: list[int]) -> dict[str, Tensor]:
         """What the model reads besides the next ``counts[b]`` tokens of each slot: nothing."""
         return {}
 
-    def _feed_nodes(self, slots: list[int], parents: list[list[int]]) -> dict[str, Tensor]:
+    def _extra_node_inputs(self, slots: list[int], parents: list[list[int]]) -> dict[str, Tensor]:
         """The same for nodes of a tree, whose parents are in the cache entries ``parents[b]``."""
         return {}
 
     def drafts_for(self, request: Request) -> bool:
-        """Is it able to draft for that request now?"""
+        """Whether it can draft for that request now."""
         return True
 
     def _draw(self, requests: list[Request], logits: Tensor, step: int) -> tuple[Tensor, Tensor | None]:
@@ -138,16 +139,17 @@ class ModelDrafter(Drafter):
         # `base` = the committed length: a position drafted again after a rejection gets fresh noise
         return exponential_race(q, sampling.seed, committed + step, DRAFT, committed), q
 
-    def _pack(self, drafted: list[list[Tensor]], distributions: list[list[Tensor | None]]) -> Draft:
-        """Request by request, as the verifier wants it."""
+    def _pack(self, drafted: list[list[Tensor]], drawn_from: list[list[Tensor | None]]) -> Draft:
+        """One flattened draft, request by request."""
         flat = [t for row in drafted for t in row]
         if not flat:
             return Draft.empty(len(drafted), self.runner.device)
-        sampled = [q for row in distributions for q in row]
-        rows = torch.tensor([q is not None for q in sampled], device=self.runner.device)
+        every_q = [q for row in drawn_from for q in row]
+        sampled = [q for q in every_q if q is not None]
+        rows = torch.tensor([q is not None for q in every_q], device=self.runner.device)
         return Draft(torch.stack(flat),
                      torch.tensor([0] + [len(row) for row in drafted], device=self.runner.device).cumsum(0),
-                     torch.stack([q for q in sampled if q is not None]) if any(q is not None for q in sampled) else None,
+                     torch.stack(sampled) if sampled else None,
                      torch.where(rows, rows.cumsum(0) - 1, -1), self.ids)
 
 
@@ -155,3 +157,9 @@ def _trained_window(model) -> Window | None:
     """The window that a drafter's file names (:mod:`spin_core.zoo.pruned`)."""
     latest = getattr(model.config, "window", None)
     return None if latest is None else Window(latest)
+
+
+def from_name(name: str, context: BuildContext) -> Drafter | None:
+    """The name of a plain model of the family; tables and fed models are other files' (and asked before this one)."""
+    source = context.family.drafters.get(name)
+    return ModelDrafter(source, *context.size) if source is not None else None

@@ -1,10 +1,10 @@
-"""Prompt lookup: what followed the last few tokens the last time they occurred?"""
+"""Prompt lookup: copy what followed the last few tokens when they last occurred. In names: "ngram"."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from spin_core.draft.base import CaughtUp, Draft, Drafter, never
+from spin_core.draft.base import BuildContext, CaughtUp, Draft, Drafter, never_stopped
 from spin_core.request import Request
 
 
@@ -12,7 +12,8 @@ class NgramDrafter(Drafter):
     """Copies the continuation of the latest earlier occurrence of the current suffix, in prompt and output.
 
     The longest suffix of at most ``longest`` tokens that has occurred before wins. It costs no model pass, and
-    what it proposes is one-hot: the text so far determines it. Strong where the answer repeats its context.
+    its proposals are one-hot: the text so far determines them. Strong where the answer repeats its context.
+    :func:`spin_core.draft.reference.prompt_lookup` is the same without an index.
     """
 
     name = "ngram"
@@ -22,7 +23,7 @@ class NgramDrafter(Drafter):
         if not 1 <= shortest <= longest:
             raise ValueError(f"NgramDrafter: 1 <= shortest <= longest, got {shortest} and {longest}")
         self.sizes = range(longest, shortest - 1, -1)
-        # per slot: the tokens read so far, and for every n-gram that something follows the index of what followed it
+        # per slot: the tokens read so far, and for every n-gram among them the index of the token behind it
         self.index: dict[int, tuple[list[int], dict[tuple[int, ...], int]]] = {}
 
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
@@ -31,7 +32,7 @@ class NgramDrafter(Drafter):
     def missing(self, request: Request) -> int:
         return max(0, request.length - len(self.index.get(request.slot, ([],))[0]))
 
-    def catch_up(self, requests: list[Request], stopped: Callable[[], bool] = never) -> list[CaughtUp]:
+    def catch_up(self, requests: list[Request], stopped: Callable[[], bool] = never_stopped) -> list[CaughtUp]:
         return [self._read(r) for r in requests]
 
     def available(self, request: Request, most: int) -> int:
@@ -72,3 +73,8 @@ class NgramDrafter(Drafter):
     def rollback(self, slot: int, length: int) -> None:
         if length == 0:                 # only committed tokens are ever read, so nothing else needs forgetting
             self.index.pop(slot, None)
+
+
+def from_name(name: str, context: BuildContext) -> Drafter | None:
+    """"ngram"."""
+    return NgramDrafter() if name == "ngram" else None

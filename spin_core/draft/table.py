@@ -1,8 +1,8 @@
-"""Drafting from a table of the target's habits: what has it usually said behind these few tokens?
+"""Drafting from a table of the target's habits: the token that it usually puts behind the last few.
 
 Prompt lookup knows this request's text; a table knows what the target says whatever the request: "Here are some",
-"It is important to". It is made once from the target's own answers (:mod:`spin_core.lab.distill.table`), as REST keeps a
-datastore of text (He et al., arXiv 2311.08252) and token recycling the followers of each token (Luo et al., arXiv
+"It is important to". It is counted once in the target's own answers (:mod:`spin_core.lab.distill.table`), as REST keeps
+a datastore of text (He et al., arXiv 2311.08252) and token recycling the followers of each token (Luo et al., arXiv
 2408.08696). A draft is a few bisections: the cheapest there is.
 """
 
@@ -12,7 +12,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable
 
-from spin_core.draft.base import CaughtUp, Draft, Drafter, never
+from spin_core.draft.base import BuildContext, CaughtUp, Draft, Drafter, never_stopped
 from spin_core.request import Request
 from spin_core.zoo.table import LONGEST, DraftTable, key
 
@@ -20,7 +20,7 @@ from spin_core.zoo.table import LONGEST, DraftTable, key
 class TableDrafter(Drafter):
     """Proposes the usual follower of the longest known context, again and again while there is one.
 
-    One-hot; the last three tokens determine it, so it keeps nothing of a request but how far it was scored.
+    One-hot; the last three tokens determine it, so all it keeps of a request is how far the request was scored.
     """
 
     max_context, is_lookup = 2**31, True
@@ -30,7 +30,7 @@ class TableDrafter(Drafter):
         # arrays, not tensors: bisecting takes a microsecond, asking a tensor for one element as long
         self.contexts = array("q", table.contexts.numpy().astype("int64").tobytes())
         self.followers = array("i", table.followers.numpy().astype("int32").tobytes())
-        self.scored: dict[int, int] = {}        # per slot, how many tokens of its text have been read along
+        self.scored: dict[int, int] = {}        # per slot, how many tokens of its text were scored
 
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
         return Draft.one_hot([self.continuation(r.tail(max(0, r.length - LONGEST)), count) if count else []
@@ -59,8 +59,8 @@ class TableDrafter(Drafter):
     def missing(self, request: Request) -> int:
         return max(0, request.length - max(self.scored.get(request.slot, 0), len(request.prompt_ids)))
 
-    def catch_up(self, requests: list[Request], stopped: Callable[[], bool] = never) -> list[CaughtUp]:
-        """Nothing needs to be read; but what it would have said can be told."""
+    def catch_up(self, requests: list[Request], stopped: Callable[[], bool] = never_stopped) -> list[CaughtUp]:
+        """Nothing needs to be read, but ``hits`` are known."""
         return [self._score(r) for r in requests]
 
     def _score(self, request: Request) -> CaughtUp:
@@ -73,3 +73,9 @@ class TableDrafter(Drafter):
     def rollback(self, slot: int, length: int) -> None:
         if length == 0:
             self.scored.pop(slot, None)
+
+
+def from_name(name: str, context: BuildContext) -> Drafter | None:
+    """The name of a table of the family."""
+    source = context.family.drafters.get(name)
+    return TableDrafter(source) if isinstance(source, DraftTable) else None

@@ -3,11 +3,10 @@
 The way siblings are drawn decides the q they may be tested with (:mod:`spin_core.verify.tree`):
 
 ``independent``          each child from its own q, whatever its siblings are. They may come from different drafters.
-``without_replacement``  one after the other from one q, each time without the ones already drawn: the i-th child has
-                         the distribution q without its elder siblings, normalised (Sequoia, arXiv 2402.12374). Several drafters
+``without_replacement``  one after the other from one q, each time without the tokens already drawn: the i-th child
+                         follows q without its elder siblings, normalised (Sequoia, arXiv 2402.12374). Several drafters
                          may each draw so; only elder siblings from the same q are left out of it.
-``top_k``                the likeliest ones, or anything else that is a function of the past: one-hot, whatever scores
-                         led to it.
+``top_k``                the likeliest tokens, or any other function of the past: one-hot, whatever scores led to it.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from spin_core.draft.base import Draft
 
 WAYS = ("independent", "without_replacement", "top_k")
 _BIASED = {
-    "deduplicated": "merging equal siblings that were drawn independently changes the law of the ones that are left. "
-                    "Keep them as separate proposals (independent), or draw without_replacement",
+    "deduplicated": "merging equal siblings that were drawn independently changes the distribution of those that are "
+                    "left. Keep them as separate proposals (independent), or draw without_replacement",
 }
 
 
 class Proposal(NamedTuple):
-    """One drafter's drawing of one node: the ``node`` (its place in its request), the ``row`` of ``Tree.probs`` that
-    is the distribution at its parent it was drawn from (-1: one-hot), and which of ``Tree.drafters`` drew it."""
+    """One drafter's proposal of one node: the ``node`` (its index in its request), the ``row`` of ``Tree.probs`` that
+    it was drawn from, which is q at its parent (-1: one-hot), and which of ``Tree.drafters`` proposed it."""
 
     node: int
     row: int
@@ -38,7 +37,7 @@ class Proposal(NamedTuple):
 
 
 def check_way(way: str) -> None:
-    """Raise ValueError for a way of drawing children that no test makes lossless."""
+    """Raise ValueError for a way of drawing children that no accept / reject rule makes lossless."""
     if way not in WAYS:
         raise ValueError(f"children drawn {way!r} cannot be verified: "
                          f"{_BIASED.get(way, f'known ways are ' + ', '.join(WAYS))}")
@@ -50,14 +49,15 @@ class Tree(Draft):
 
     ``parents [N]`` int64, the parent's place among the nodes of its request, or -1 for a child of the committed text;
     parents come before their children. ``way``, one of :data:`WAYS`, says how siblings were drawn.
-    ``prob_row [N]`` names the distribution at the *parent* that the node was drawn from; -1 is one-hot, allowed in every way:
-    a drawn token treated as one-hot costs acceptance but not the distribution.
+    ``prob_row [N]`` names the q at the *parent* that the node was drawn from; -1 is one-hot, allowed in every way:
+    treating a drawn token as one-hot lowers acceptance but leaves the output distribution exact.
 
-    ``proposals``: per request, in the order they are tested in, who proposed which node and from which distribution. A node may
-    be proposed more than once, by several drafters or by one that drew it again: the target reads it once, and each
-    proposal is tested. None: every node once, in the order of the nodes. ``drafters`` are names, for a reader.
+    ``proposals``: per request, in the order in which they are tested. A node may be proposed more than once, by
+    several drafters or by one that drew it again: the target reads it once, and every proposal is tested. None: every
+    node once, in the order of the nodes. ``drafters``: the drafters' names, for the trace.
 
-    Raises ValueError for a way of drawing that no test makes lossless, and for trees that contradict their way.
+    Raises ValueError for a way of drawing that no accept / reject rule makes lossless, and for trees that contradict
+    their way.
     """
 
     parents: Tensor | None = None
@@ -75,14 +75,14 @@ class Tree(Draft):
             self.proposals = [[Proposal(*drawn) for drawn in enumerate(part.tolist())] for part in rows]
         if len(self.proposals) != len(self.counts):
             raise ValueError(f"proposals of {len(self.proposals)} requests for {len(self.counts)} trees")
-        distributions = 0 if self.probs is None else len(self.probs)
+        rows = 0 if self.probs is None else len(self.probs)
         for b, (parents, tokens, proposals) in enumerate(self.requests()):
-            if any(not -1 <= p.row < distributions for p in proposals):
-                raise ValueError(f"request {b}: a proposal's row is -1 or one of the {distributions} distributions in probs")
+            if any(not -1 <= p.row < rows for p in proposals):
+                raise ValueError(f"request {b}: a proposal's row is -1 or one of the {rows} distributions in probs")
             if any(not -1 <= parent < node for node, parent in enumerate(parents)):
                 raise ValueError(f"request {b}: a parent is -1 or a node before its child, got parents {parents}")
             if {p.node for p in proposals} != set(range(len(parents))):
-                raise ValueError(f"request {b}: every node has a proposal, and no other has one")
+                raise ValueError(f"request {b}: every node has a proposal, and every proposal has a node")
             if self.way == "top_k" and any(p.row >= 0 for p in proposals):
                 raise ValueError(f"request {b}: top_k children are no draw from their scores, so testing them with "
                                  "these is biased; their q is one-hot (prob_row -1)")
@@ -98,7 +98,7 @@ class Tree(Draft):
             yield columns[0][start:end], columns[1][start:end], proposals
 
     def distribution(self, token: int, row: int, vocab: int) -> Tensor:
-        """``[vocab]``: the distribution that a proposal of ``token`` was drawn from, before its siblings are considered."""
+        """``[vocab]``: the q that a proposal of ``token`` was drawn from, before its siblings are left out."""
         if row < 0:
             return torch.nn.functional.one_hot(torch.tensor(token, device=self.tokens.device), vocab).float()
         if self.ids is None:
@@ -106,22 +106,22 @@ class Tree(Draft):
         return self.probs.new_zeros(vocab).index_copy_(0, self.ids, self.probs[row])
 
     def ancestors(self, b: int, read: int = 0) -> Tensor:
-        """Which in-flight tokens of request b see which, bool ``[read + n, read + n]``: ``read`` tokens of its text
-        that the target has not read yet, a chain, and behind them the n nodes, which see these, their ancestors and
-        themselves."""
+        """The attention mask of request b's new tokens, bool ``[read + n, read + n]``: ``read`` tokens of its text that
+        the target has not read yet, a chain, and behind them the n nodes, each of which sees that chain, its ancestors
+        and itself."""
         parents = self.parents[int(self.cu[b]):int(self.cu[b + 1])].tolist()
         return ancestor_mask(parents, read)
 
-    def tell(self, paths: list[list[int]]) -> list[dict]:
-        """What a trace remembers of each tree: ``parents``, the accepted ``path`` (of ``paths [B]``, -1 is padding),
-        per node the names of the ``drafters`` that proposed it, and ``reach``, its depth."""
-        told = []
+    def to_trace(self, paths: list[list[int]]) -> list[dict]:
+        """A trace's entry for each tree: ``parents``, the accepted ``path`` (of ``paths [B]``, -1 is padding), per node
+        the names of the ``drafters`` that proposed it, and ``reach``, its depth."""
+        entries = []
         for (parents, _, proposals), path in zip(self.requests(), paths):
-            who = [list(dict.fromkeys(self.drafters[p.drafter] for p in proposals if p.node == node))
-                   if self.drafters else [] for node in range(len(parents))]
-            told.append({"parents": parents, "path": [node for node in path if node >= 0], "drafters": who,
-                         "reach": 1 + max(depths(parents), default=-1)})
-        return told
+            names = [list(dict.fromkeys(self.drafters[p.drafter] for p in proposals if p.node == node))
+                     if self.drafters else [] for node in range(len(parents))]
+            entries.append({"parents": parents, "path": [node for node in path if node >= 0], "drafters": names,
+                            "reach": 1 + max(depths(parents), default=-1)})
+        return entries
 
     def to(self, device: torch.device | str) -> "Tree":
         parts = super().to(device)
@@ -130,7 +130,7 @@ class Tree(Draft):
 
 
 def flat(rows: list[list[int]], device: torch.device | str) -> Tensor:
-    """The rows one behind the other, ``[N]`` int64."""
+    """The rows concatenated, ``[N]`` int64."""
     return torch.tensor([x for row in rows for x in row], dtype=torch.int64, device=device)
 
 
@@ -146,7 +146,7 @@ def ancestor_mask(parents: list[int], read: int = 0) -> Tensor:
 
 
 def depths(parents: list[int]) -> list[int]:
-    """Of each node: how many nodes are above it."""
+    """The number of ancestors of each node."""
     out: list[int] = []
     for parent in parents:
         out.append(1 + out[parent] if parent >= 0 else 0)

@@ -1,20 +1,18 @@
-"""Token trees by name: which drafters, which shape, how children are drawn; and the union of several drafters' trees.
+"""Drafting token trees, and merging the trees of several drafters. In names:
 
     tree:NAMES:SHAPE[:DRAWING][:BUDGET]         tree:pruned-4L-8k:2,2,1    tree:ngram,fed-1L-8k:1,1,3:independent:24
 
-NAMES are drafters of the pool, comma-separated. SHAPE is read by :func:`spin_core.draft.shape.parse`, and what a
-request drafts (its gamma) bounds the depth. DRAWING, for sampling requests, is one of
-:data:`spin_core.draft.grow.DRAWINGS`; "without_replacement" if it is left out. BUDGET bounds the nodes of a tree, all drafters together.
+NAMES are other drafters' names, comma-separated. SHAPE is read by :func:`spin_core.draft.shape.parse`; a request's
+gamma bounds the depth. DRAWING, for sampling requests, is one of :data:`spin_core.draft.grow.DRAWINGS`;
+"without_replacement" if it is left out. BUDGET bounds the nodes of a tree, all drafters together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from spin_core.draft.base import CaughtUp, Drafter, NullDrafter, never
+from spin_core.draft.base import BuildContext, Drafter, EnsembleDrafter, NullDrafter
 from spin_core.draft.grow import DRAWINGS, PLACES, Grown, grow, look_up
 from spin_core.draft.model import ModelDrafter
 from spin_core.draft.shape import LARGEST, Shape, parse
@@ -24,14 +22,14 @@ from spin_core.request import Request
 PREFIX = "tree:"
 
 
-class TreeDrafter(Drafter):
+class TreeDrafter(EnsembleDrafter):
     """Proposes token trees grown by ``members``, model drafters and lookups, each in the given ``shape``; equal paths
-    are one (the union of the tries), and every node knows who proposed it.
+    are merged into one (the union of the tries), and every node keeps the names of its proposers.
 
     ``budget``: nodes of a tree at most. ``max_len``: room of a request in the target's cache; a tree that would not
-    fit is cut. Lookups propose one chain as deep as the shape. What trees hold while they are verified comes on top
-    of the engine's ``kv_tokens``. Drafts are :class:`Tree`. Raises ValueError for members, drawings and budgets that
-    cannot be.
+    fit is cut. Lookups propose one chain as deep as the shape. While trees are verified, their nodes take memory on
+    top of the engine's ``kv_tokens``. Drafts are :class:`Tree`. Raises ValueError for impossible members, drawings and
+    budgets.
     """
 
     max_context = 2**31
@@ -39,12 +37,12 @@ class TreeDrafter(Drafter):
     def __init__(self, members: list[Drafter], shape: Shape, drawing: str = "without_replacement",
                  budget: int = LARGEST, *, max_len: int, vocab_size: int) -> None:
         if drawing not in DRAWINGS:
-            check_way(drawing)          # says why, where it is a known mistake
+            check_way(drawing)          # explains known mistakes
         wrong = [m.name for m in members if not (isinstance(m, ModelDrafter) or m.is_lookup) or
                  isinstance(m, NullDrafter) or isinstance(m, ModelDrafter) and m.runner.window]
         if wrong or not members:
             raise ValueError("a tree is grown by model drafters that see all of their text, and lookups; not by "
-                             f"{', '.join(wrong) or 'nobody'}")
+                             f"{', '.join(wrong) or 'none'}")
         widest = max((shape.levels.count(level) for level in set(shape.levels)), default=0)
         if budget < 1 or widest * len(members) > PLACES:
             raise ValueError(f"a tree has a budget of at least one node and levels of at most {PLACES} nodes; got "
@@ -55,24 +53,26 @@ class TreeDrafter(Drafter):
         self.max_len, self.vocab_size, self.widest = max_len, vocab_size, widest
         self.gamma = shape.depth
         self.is_lookup = all(m.is_lookup for m in members)
-        self.catch_up_threshold = min((m.catch_up_threshold for m in members if not m.is_lookup), default=self.catch_up_threshold)
+        self.catch_up_threshold = min((m.catch_up_threshold for m in members if not m.is_lookup),
+                                      default=self.catch_up_threshold)
 
     def propose(self, requests: list[Request], counts: list[int]) -> Tree:
         """Trees at most ``counts[b]`` deep behind each request's committed text."""
         room = [min(self.budget, self.max_len - r.length) for r in requests]
-        parts, distributions = [], []
+        parts, qs = [], []
         for i, member in enumerate(self.members):
             if isinstance(member, ModelDrafter):
-                shapes = [self.shape.cut(count if member.drafts_for(r) else 0, min(nodes, member.max_context - r.length))
+                shapes = [self.shape.cut(count if member.drafts_for(r) else 0,
+                                         min(nodes, member.max_context - r.length))
                           for r, count, nodes in zip(requests, counts, room)]
-                grown, distribution = grow(member, requests, shapes, self.drawing, i * self.widest)
-                for request in requests:        # what it drafted it reads again where it was accepted
+                grown, q = grow(member, requests, shapes, self.drawing, i * self.widest)
+                for request in requests:        # it reads accepted nodes again, as committed text
                     member.rollback(request.slot, request.length)
             else:
-                grown, distribution = look_up(member, requests, [min(count, self.shape.depth) for count in counts]), None
+                grown, q = look_up(member, requests, [min(count, self.shape.depth) for count in counts]), None
             parts.append(grown)
-            distributions.append(distribution)
-        probs, first, ids = _together(distributions, [getattr(m, "ids", None) for m in self.members], self.vocab_size)
+            qs.append(q)
+        probs, first, ids = _together(qs, [getattr(m, "ids", None) for m in self.members], self.vocab_size)
         way = "independent" if self.drawing == "naive" else self.drawing
         merged = [merge([part[b] for part in parts], first, room[b]) for b in range(len(requests))]
         return _pack(merged, probs, ids, way, tuple(m.name for m in self.members), self._device)
@@ -81,41 +81,28 @@ class TreeDrafter(Drafter):
     def _device(self) -> torch.device:
         return next((m.runner.device for m in self.members if isinstance(m, ModelDrafter)), torch.device("cpu"))
 
-    def rollback(self, slot: int, length: int) -> None:
-        for member in self.members:
-            member.rollback(slot, length)
-
     def available(self, request: Request, most: int) -> int:
-        return max(m.available(request, min(most, self.shape.depth)) for m in self.members)
-
-    def missing(self, request: Request) -> int:
-        return max(m.missing(request) for m in self.members)
-
-    def catch_up(self, requests: list[Request], stopped: Callable[[], bool] = never) -> list[CaughtUp]:
-        """All members read. What they would have proposed is not told: a tree's first guess is not all it has."""
-        read = [m.catch_up(requests, stopped) for m in self.members]
-        return [CaughtUp(max(found.tokens for found in each)) for each in zip(*read)]
+        return super().available(request, min(most, self.shape.depth))
 
 
 def merge(parts: list[Grown], first: list[int], budget: int) -> tuple[list[int], list[int], list[Proposal]]:
-    """The union of one request's trees: tokens, parents and proposals. ``first``: the row at which each part's distributions
-    begin.
+    """The union of one request's trees: tokens, parents and proposals. ``first``: the row at which each part's q begin.
 
-    Level by level, in each the parts in turn, until ``budget`` nodes are there. Whether another proposal is let in
-    is settled before its token is looked at: leaving out what is already there, or what looks poor, would change the
-    distribution of the rest.
+    Level by level, and in each level part by part, until there are ``budget`` nodes. Whether a proposal is taken is
+    decided before its token is looked at: leaving out tokens that are already there, or that look poor, would change
+    the distribution of the rest.
     """
     tokens: list[int] = []
     parents: list[int] = []
     proposals: list[Proposal] = []
-    known: dict[tuple[int, int], int] = {}                  # (parent, token) -> node
-    spot: list[dict[int, int]] = [{-1: -1} for _ in parts]  # node of a part -> node of the union
+    known: dict[tuple[int, int], int] = {}                          # (parent, token) -> node
+    node_of: list[dict[int, int]] = [{-1: -1} for _ in parts]       # node of a part -> node of the union
     levels = [depths(part.parents) for part in parts]
     for level in range(max((1 + max(ds) for ds in levels if ds), default=0)):
-        for who, part in enumerate(parts):
+        for member, part in enumerate(parts):
             for node, row in part.proposals:
-                parent = spot[who].get(part.parents[node])
-                if levels[who][node] != level or parent is None:
+                parent = node_of[member].get(part.parents[node])
+                if levels[member][node] != level or parent is None:
                     continue
                 if len(tokens) >= budget:
                     return tokens, parents, proposals
@@ -124,29 +111,29 @@ def merge(parts: list[Grown], first: list[int], budget: int) -> tuple[list[int],
                     known[key] = len(tokens)
                     tokens.append(key[1])
                     parents.append(parent)
-                at = spot[who][node] = known[key]
-                proposals.append(Proposal(at, row + first[who] if row >= 0 else -1, who))
+                merged = node_of[member][node] = known[key]
+                proposals.append(Proposal(merged, row + first[member] if row >= 0 else -1, member))
     return tokens, parents, proposals
 
 
-def _together(distributions: list[Tensor | None], ids: list[Tensor | None], vocab_size: int
+def _together(qs: list[Tensor | None], ids: list[Tensor | None], vocab_size: int
               ) -> tuple[Tensor | None, list[int], Tensor | None]:
-    """All members' distributions in one table, the row at which each one's begin, and the ids of its columns."""
-    there = [i for i, distribution in enumerate(distributions) if distribution is not None]
-    first = [sum(len(distributions[j]) for j in there if j < i) for i in range(len(distributions))]
+    """All members' q in one table, the row at which each member's begin, and the ids of its columns."""
+    there = [i for i, q in enumerate(qs) if q is not None]
+    first = [sum(len(qs[j]) for j in there if j < i) for i in range(len(qs))]
     if not there:
         return None, first, None
     one = ids[there[0]]
     if all(ids[i] is one or ids[i] is not None and one is not None and torch.equal(ids[i], one) for i in there):
-        return torch.cat([distributions[i] for i in there]), first, one
-    whole = [distributions[i] if ids[i] is None else
-             distributions[i].new_zeros(len(distributions[i]), vocab_size).index_copy_(1, ids[i], distributions[i]) for i in there]
-    return torch.cat([distribution[:, :vocab_size] for distribution in whole]), first, None
+        return torch.cat([qs[i] for i in there]), first, one
+    whole = [qs[i] if ids[i] is None else qs[i].new_zeros(len(qs[i]), vocab_size).index_copy_(1, ids[i], qs[i])
+             for i in there]
+    return torch.cat([q[:, :vocab_size] for q in whole]), first, None
 
 
 def _pack(merged: list[tuple[list[int], list[int], list[Proposal]]], probs: Tensor | None, ids: Tensor | None, way: str,
           names: tuple[str, ...], device: torch.device) -> Tree:
-    """Request by request, as the verifier wants it."""
+    """One flattened draft, request by request."""
     first_rows = []
     for tokens, _, proposals in merged:
         rows = dict(reversed([(p.node, p.row) for p in proposals]))
@@ -157,8 +144,10 @@ def _pack(merged: list[tuple[list[int], list[int], list[Proposal]]], probs: Tens
                 names)
 
 
-def parse_name(name: str) -> tuple[list[str], Shape, str, int]:
-    """Members' names, shape, drawing and budget of a tree's name. Raises ValueError for names that are none."""
+def from_name(name: str, context: BuildContext) -> Drafter | None:
+    """tree:NAMES:SHAPE[:DRAWING][:BUDGET]."""
+    if not name.startswith(PREFIX):
+        return None
     fields = name.removeprefix(PREFIX).split(":")
     if len(fields) < 2 or not all(fields):
         raise ValueError(f"{name!r} is no tree: write tree:NAMES:SHAPE[:DRAWING][:BUDGET], such as tree:ngram:2,1")
@@ -166,5 +155,6 @@ def parse_name(name: str) -> tuple[list[str], Shape, str, int]:
     budget = int(rest.pop()) if rest and rest[-1].isdecimal() else LARGEST
     drawing = rest.pop(0) if rest else "without_replacement"
     if rest:
-        raise ValueError(f"{name!r} has fields too many: {':'.join(rest)}")
-    return names.split(","), parse(shape), drawing, budget
+        raise ValueError(f"{name!r} has too many fields: {':'.join(rest)}")
+    return TreeDrafter([context.build(member) for member in names.split(",")], parse(shape), drawing, budget,
+                       max_len=context.max_len, vocab_size=context.family.vocab_size)

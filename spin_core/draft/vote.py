@@ -1,36 +1,38 @@
 """Several drafters vote (Minions, arXiv 2402.15678): the draft that most of the trusted ones would write.
 
 All members draft. Their drafts form a trie in which a node weighs as much as the members through it together, and the
-vote goes from the root to the heaviest child until there is none. Who was right gains weight, who was not loses it.
+vote goes from the root to the heaviest child until there is none. Members that were right gain weight, others lose it.
 
-The voted token is one-hot for the verifier. Testing it with the distribution of the member it came from would be biased, for it
-was not drawn from that distribution: it had to win a vote. And where a token counts as one-hot the likeliest is the best to
-propose, so members draft greedily even for requests that sample.
+The voted token is one-hot for the verifier. Testing it with the q of the member that it came from would be biased: it
+was not drawn from that q, it had to win a vote. And where a token counts as one-hot the likeliest one is the best
+proposal, so members draft greedily even for requests that sample.
+
+In names: "vote:A,B,..."; "vote" alone is a vote of all the family's drafters and "ngram".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from spin_core.draft.base import CaughtUp, Draft, Drafter, NullDrafter, never
-from spin_core.draft.trees import TreeDrafter
+from spin_core.draft.base import BuildContext, Draft, Drafter, EnsembleDrafter, NullDrafter
+from spin_core.draft.trees import PREFIX as TREE, TreeDrafter
 from spin_core.request import Request
 
-MEMORY = 0.8        # of a weight, what a step leaves; the rest is the share that was right in it
-LEAST = 0.05        # of a weight: whoever was wrong may still break a tie, and come back
+MEMORY = 0.8        # the share of its weight that a member keeps in a step; the rest is how much of its draft was right
+LEAST = 0.05        # the least weight: a member that was wrong can still break a tie, and come back
 
 
 @dataclass
 class _Ballot:
-    """What a request's members have said last, behind ``length`` tokens, and what their word counts."""
+    """The members' last ``drafts`` for a request, behind ``length`` tokens of it, and their ``weights``."""
 
     weights: list[float]
     length: int = 0
     drafts: list[list[int]] = field(default_factory=list)
 
 
-class VoteDrafter(Drafter):
+class VoteDrafter(EnsembleDrafter):
     """Proposes what its ``members`` vote for. Weights belong to a request: its text does not depend on its mates."""
 
     def __init__(self, members: Sequence[Drafter]) -> None:
@@ -53,40 +55,30 @@ class VoteDrafter(Drafter):
             draft = member.propose(greedy, rooms)
             device = draft.tokens.device if draft.tokens.device.type != "cpu" else device
             drafts.append([part.tolist() for part in draft.tokens.cpu().split(draft.counts.tolist())])
-            for request in requests:        # members go their own ways: what they drafted is not what will be kept
+            for request in requests:        # the committed text will be the winner's, not the member's own draft
                 member.rollback(request.slot, request.length)
-        return Draft.one_hot([self._vote(r, list(said), count)
-                              for r, said, count in zip(requests, zip(*drafts), counts)], device)
+        return Draft.one_hot([self._vote(r, list(of_request), count)
+                              for r, of_request, count in zip(requests, zip(*drafts), counts)], device)
 
     def _vote(self, request: Request, drafts: list[list[int]], count: int) -> list[int]:
-        """The winner among the members' ``drafts``; they are kept to be judged by what comes."""
+        """The winner among the members' ``drafts``; they are kept, to be compared with the text that comes."""
         ballot = self.ballots.setdefault(request.slot, _Ballot([1.0] * len(self.members)))
         came = request.tail(ballot.length) if ballot.drafts else []
-        ballot.weights = [judge(w, draft, came) for w, draft in zip(ballot.weights, ballot.drafts or drafts)]
+        ballot.weights = [reweigh(w, draft, came) for w, draft in zip(ballot.weights, ballot.drafts or drafts)]
         ballot.length, ballot.drafts = request.length, drafts
         return walk(drafts, ballot.weights)[:count]
 
     def rollback(self, slot: int, length: int) -> None:
         if length == 0:
             self.ballots.pop(slot, None)
-        for member in self.members:
-            member.rollback(slot, length)
+        super().rollback(slot, length)
 
     def available(self, request: Request, most: int) -> int:
-        return max(m.available(request, most) for m in self.members) if self.is_lookup else 0
-
-    def missing(self, request: Request) -> int:
-        return max(m.missing(request) for m in self.members)
-
-    def catch_up(self, requests: list[Request], stopped: Callable[[], bool] = never) -> list[CaughtUp]:
-        """All members read. What they would have voted for is not worked out: that took their drafts, not one token."""
-        found = [m.catch_up(requests, stopped) for m in self.members]
-        return [CaughtUp(max(f.tokens for f in each)) for each in zip(*found)]
+        return super().available(request, most) if self.is_lookup else 0
 
 
 def walk(drafts: Sequence[Sequence[int]], weights: Sequence[float]) -> list[int]:
-    """From the root of the drafts' trie to its heaviest child, and on; of equally heavy ones to that of the first
-    member."""
+    """The path from the root of the drafts' trie to its heaviest child, and on; among equals the first member's."""
     path: list[int] = []
     while True:
         scores: dict[int, float] = {}
@@ -98,10 +90,20 @@ def walk(drafts: Sequence[Sequence[int]], weights: Sequence[float]) -> list[int]
         path.append(max(scores, key=scores.get))
 
 
-def judge(weight: float, draft: Sequence[int], came: Sequence[int]) -> float:
-    """A member's new weight, when ``came`` is what followed where it had said ``draft``."""
+def reweigh(weight: float, draft: Sequence[int], came: Sequence[int]) -> float:
+    """A member's new weight, given that the text went on with ``came`` where the member had proposed ``draft``."""
     tested = min(len(draft), len(came))
     if tested == 0:
         return weight
     right = next((i for i in range(tested) if draft[i] != came[i]), tested)
     return max(LEAST, MEMORY * weight + (1 - MEMORY) * right / tested)
+
+
+def from_name(name: str, context: BuildContext) -> Drafter | None:
+    """vote, or vote:A,B,..."""
+    if name != "vote" and not name.startswith("vote:"):
+        return None
+    members = name.removeprefix("vote:").split(",") if ":" in name else [*context.family.drafters, "ngram"]
+    if len(set(members)) < len(members) or any(m == "" or m.startswith(("vote", TREE)) for m in members):
+        raise ValueError(f"{name!r}: give drafters by name, each once, separated by commas")
+    return VoteDrafter([context.build(member) for member in members])

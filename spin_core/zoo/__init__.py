@@ -3,6 +3,10 @@
 >>> from spin_core import zoo
 >>> family = zoo.load("smollm2")                                    # fetched once, then loads in a moment
 >>> family = zoo.load(target="my/folder", drafters=["smaller/folder"])
+
+Begin with ``family`` (what :func:`load` returns) and ``load`` below. ``install``, ``convert`` and ``cachedir`` fetch the
+built-in target; ``huggingface`` and ``compat`` load and check any other; ``pruned``, ``fed`` and ``table`` are the forms of
+drafters, and ``weights`` reads their files. A new form of drafter gets a file here and one in :mod:`spin_core.draft`.
 """
 
 from __future__ import annotations
@@ -14,8 +18,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from . import compat, huggingface, pruned, table
-from .cachedir import CorruptFileError, FetchError, cache_dir
+from spin_core.files import cache_dir
+
+from . import compat, huggingface, pruned, table, weights
+from .cachedir import CorruptFileError, FetchError
 from .device import usable
 from .family import DraftModel, Family
 from .install import CachedFile, ensure, fetch, verify
@@ -42,7 +48,7 @@ def load(name: str = "smollm2", *, target: str | Path | None = None,
       habits (:mod:`spin_core.zoo.table`),
     * a folder or hub name of a causal LM with the target's tokenizer. A folder without any tokenizer is
       accepted, with a warning, if its head is as wide as the target's: a wrong guess costs speed, never text,
-    * a :class:`DraftModel`, whose vocabulary is the caller's word.
+    * a :class:`DraftModel`, whose vocabulary is taken as the caller states it.
 
     "ngram" and "none" may be listed and add nothing: every engine has them. All models are put on ``device``
     in ``dtype``, except those that come as DraftModel objects. With ``parts`` the target is spread over as many
@@ -79,13 +85,13 @@ def load(name: str = "smollm2", *, target: str | Path | None = None,
 
 def _load_file(path: Path, family: Family) -> DraftModel | DraftTable:
     """The drafter of a safetensors file."""
-    if table.is_table(pruned.read(path)[1]):
+    if table.is_table(weights.read(path)[1]):
         return table.load_table(path, family.vocab_size)
     return pruned.load_pruned(path, family.target, family.vocab_size)
 
 
 def _load_drafter(item: str | Path, family: Family, known: dict[str, Path]) -> DraftModel | DraftTable:
-    """One entry of ``load``'s drafters that is not a drafter yet."""
+    """The drafter that one entry of ``load``'s drafters names."""
     if str(item) in known:
         pruned.check_shipped(known[str(item)])
         return _load_file(known[str(item)], family)

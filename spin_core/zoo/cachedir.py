@@ -1,8 +1,8 @@
-"""Where fetched models live, and how files get there without ever being half there.
+"""How files get into the cache of fetched models without ever being half there.
 
 Everything is made in a scratch folder inside the cache (same file system) and renamed into place, so a name
-that exists is complete. One lock per family keeps two processes from doing the same work; whoever holds it
-also sweeps the scratch folders that a killed process left behind.
+that exists is complete. One lock per family keeps two processes from doing the same work; the process that holds it
+also removes the scratch folders that killed processes left behind.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from spin_core import files
+
 _SCRATCH = "scratch-"
 
 
@@ -27,37 +29,20 @@ class CorruptFileError(RuntimeError):
     """A cached or shipped file is not what it should be; the message names it and says what to do."""
 
 
-def cache_dir() -> Path:
-    """``$SPIN_HOME`` if set, else the platform's user cache for ``spin_core``. Not created here."""
-    if home := os.environ.get("SPIN_HOME"):
-        return Path(home).expanduser()
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("spin_core", appauthor=False))
-
-
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold ``folder`` (made if absent) for this process alone, with the scratch of dead processes removed."""
-    import filelock
+    """Hold ``folder`` (made if absent) for this process alone, with the scratch of dead processes removed.
 
+    Raises FetchError for a folder that cannot be made or written to, and for a disk that is full.
+    """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(folder / ".lock")
-        try:
-            lock.acquire(timeout=0)
-        except filelock.Timeout:
-            say(f"another process is filling {folder}; waiting for it")
-            lock.acquire()
+        with files.locked(folder, wait=lambda: say(f"another process is filling {folder}; waiting for it")):
+            for stale in folder.glob(_SCRATCH + "*"):
+                shutil.rmtree(stale, ignore_errors=True)
+            yield
     except OSError as error:
         raise FetchError(f"cannot write to the cache folder {folder} ({error}). "
-                         "Set SPIN_HOME to a folder you may write to.") from error
-    try:
-        for stale in folder.glob(_SCRATCH + "*"):
-            shutil.rmtree(stale, ignore_errors=True)
-        yield
-    finally:
-        lock.release()
+                         "Set SPIN_HOME to a folder on a disk with room, where you may write.") from error
 
 
 @contextmanager
@@ -79,7 +64,7 @@ def sha256(path: Path) -> str:
 def check_file(path: Path, size: int, digest: str, remedy: str) -> None:
     """Raise :class:`CorruptFileError` unless ``path`` has this size in bytes and this SHA-256."""
     if not path.is_file():
-        raise CorruptFileError(f"{path} is missing. {remedy}")
+        raise CorruptFileError(f"{path} is {'no file' if path.exists() else 'missing'}. {remedy}")
     if (found := path.stat().st_size) != size:
         raise CorruptFileError(f"{path} is corrupt: {found:,} bytes instead of {size:,}. {remedy}")
     if (found := sha256(path)) != digest:

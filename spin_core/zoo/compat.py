@@ -1,4 +1,4 @@
-"""May this drafter draft for this target? Vocabularies, heads and embeddings, checked before anything runs.
+"""Whether a drafter can draft for a target: vocabularies, heads and embeddings, checked before anything runs.
 
 A drafter never sees text: it reads and writes the target's ids. So what must agree is which token each id
 names; how the drafter's tokenizer would split text (merges, normalisation) plays no part.

@@ -7,9 +7,12 @@ at full speed and the file can be mapped into memory as it is.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from .cachedir import CorruptFileError, check_file, sha256, sync
+from .huggingface import quiet
 from .registry import Builtin
 
 FOLDER = "fp32"
@@ -22,8 +25,6 @@ def convert(source: Path, target: Path, family: Builtin) -> None:
     import torch
     import transformers
 
-    from .huggingface import quiet
-
     with quiet():
         model = transformers.AutoModelForCausalLM.from_pretrained(
             source.parent, gguf_file=source.name, dtype=torch.float32, local_files_only=True,
@@ -33,9 +34,21 @@ def convert(source: Path, target: Path, family: Builtin) -> None:
         if not tokenizer.chat_template:
             raise RuntimeError(f"{source} carries no chat template")
         target.mkdir()
-        model.save_pretrained(target)        # tied embeddings are written once
-        tokenizer.save_pretrained(target)
+        with named_errors(target):
+            model.save_pretrained(target)        # tied embeddings are written once
+            tokenizer.save_pretrained(target)
     write_manifest(target, family)
+
+
+@contextmanager
+def named_errors(target: Path) -> Iterator[None]:
+    """Say where the disk was full: the library's own error names no file."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(f"cannot write {target}: {error}") from error
 
 
 def write_manifest(folder: Path, family: Builtin) -> None:
@@ -54,7 +67,7 @@ def write_manifest(folder: Path, family: Builtin) -> None:
 
 
 def read_manifest(folder: Path, remedy: str) -> dict:
-    """The manifest of a converted folder; CorruptFileError if it cannot be read or makes no sense."""
+    """The manifest of a converted folder; CorruptFileError if it cannot be read or holds something else."""
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
@@ -63,7 +76,7 @@ def read_manifest(folder: Path, remedy: str) -> dict:
         return {"format": manifest["format"], "source": str(manifest["source"]["sha256"]), "files": files}
     except FileNotFoundError:
         raise CorruptFileError(f"{path} is missing. {remedy}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, OverflowError, KeyError, TypeError, AttributeError) as error:
         raise CorruptFileError(f"{path} is corrupt: {type(error).__name__} {error}. {remedy}") from error
 
 

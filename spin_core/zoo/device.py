@@ -1,4 +1,4 @@
-"""Can torch compute there?"""
+"""Whether torch can compute on a device."""
 
 from __future__ import annotations
 

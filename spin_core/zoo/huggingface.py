@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from . import weights
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -19,7 +21,7 @@ _SAFE = {"trust_remote_code": False}
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the library's progress bars: a model that loads in a tenth of a second needs none."""
+    """Switch the library's progress bars off: a model that loads in a tenth of a second needs none."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -44,7 +46,7 @@ def load_model(source: str | Path, role: str, device: torch.device, dtype: torch
     """
     from transformers import AutoModelForCausalLM
 
-    from spin_core.runtime.tensor_parallel import sharding
+    from spin_core.runtime.tensor_parallel import sharding     # here: `fetch` needs no runtime
 
     if _is_local(source):
         _check_safetensors(Path(source), role)
@@ -75,23 +77,18 @@ def _is_local(source: str | Path) -> bool:
 
 def _check_safetensors(folder: Path, role: str) -> None:
     """ValueError naming the file, if one of the folder's safetensors is not complete."""
-    from safetensors import SafetensorError, safe_open
-
     if not folder.is_dir():
         raise ValueError(f"{role} {str(folder)!r}: no such folder, and not a hub name (OWNER/NAME)")
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ValueError(f"{role} {str(folder)!r} holds no .safetensors file; other formats are not read")
     for path in files:
-        try:
-            safe_open(path, framework="pt")
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"{path}: not a complete safetensors file ({error})") from error
+        weights.opened(path)
 
 
 @contextmanager
 def _named_errors(source: str | Path, role: str) -> Iterator[None]:
-    """Turn whatever goes wrong into a ValueError that names role, source and reason."""
+    """Turn every error into a ValueError that names role, source and reason."""
     try:
         yield
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:

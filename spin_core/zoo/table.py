@@ -1,7 +1,8 @@
-"""Tables of the target's habits: what it usually says behind a few tokens.
+"""Tables of the target's habits: the token that it usually puts behind a few tokens.
 
 File format: safetensors with ``contexts`` int64 and ``followers`` int32 of a :class:`DraftTable`; the metadata says
-``kind`` "table", and the ``vocab_size`` that the keys are built with. :mod:`spin_core.lab.distill.table` writes such files.
+``kind`` "table", and the ``vocab_size`` that the keys are built with. :mod:`spin_core.lab.distill.table` writes such
+files.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .pruned import read
+from .weights import read
 
 LONGEST = 3     # tokens of context
 
@@ -23,7 +24,7 @@ class DraftTable:
     """A table before it is attached to an engine, E entries.
 
     ``contexts [E]`` int64, ascending keys (:func:`key`) of one to three tokens; ``followers [E]`` int32, the id that
-    most often came next. Contexts behind which nothing is usual have no entry.
+    most often came next. Contexts without a usual follower have no entry.
     """
 
     name: str
@@ -31,7 +32,7 @@ class DraftTable:
     followers: Tensor
     vocab_size: int
     description: str = ""
-    max_context: int = 2**31    # it looks at three tokens of however many
+    max_context: int = 2**31    # it looks at the last three tokens only
 
 
 def key(context: Sequence[int], vocab_size: int) -> int:

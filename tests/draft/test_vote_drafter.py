@@ -9,7 +9,7 @@ import pytest
 import tiny
 from hypothesis import given, settings, strategies as st
 
-from spin_core.draft.vote import LEAST, judge, walk
+from spin_core.draft.vote import LEAST, reweigh, walk
 from spin_core.engine import Engine
 from spin_core.request import Request, SamplingParams
 from spin_core.select import Outcome, RequestView, make
@@ -40,10 +40,10 @@ def test_the_path_is_a_members_own_and_heaviest_at_every_step(ballots):
 
 
 def test_a_word_gains_and_loses_weight():
-    assert judge(.5, [1, 2], [1, 2, 9]) == pytest.approx(.6)
-    assert judge(.5, [1, 2], [1, 9]) == pytest.approx(.5)
-    assert judge(.5, [], [1]) == judge(.5, [1], []) == .5
-    assert judge(LEAST, [1], [2]) == LEAST
+    assert reweigh(.5, [1, 2], [1, 2, 9]) == pytest.approx(.6)
+    assert reweigh(.5, [1, 2], [1, 9]) == pytest.approx(.5)
+    assert reweigh(.5, [], [1]) == reweigh(.5, [1], []) == .5
+    assert reweigh(LEAST, [1], [2]) == LEAST
 
 
 @pytest.mark.parametrize("drafter", [VOTE, "vote", "vote:sparse:target:4,near"])

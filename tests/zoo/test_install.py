@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from fakes import FAKE, SOURCE, write_wheel
+from safetensors.torch import save_file
+from tiny import little_room
 
 from spin_core import zoo
 from spin_core.zoo import convert, install
@@ -280,3 +284,60 @@ def test_a_filled_cache_is_only_read(fake, monkeypatch):
     zoo.fetch("fake")
     monkeypatch.setattr(install, "locked", lambda folder: pytest.fail("it wants to write"))
     assert not any(file.made for file in zoo.fetch("fake"))
+
+
+@pytest.mark.parametrize("place", ["", "fake", "fake/fp32", "fake/tiny.gguf", "fake/fp32/manifest.json",
+                                   "fake/fp32/model.safetensors", "fake/.lock"])
+def test_a_file_for_a_folder_or_a_folder_for_a_file_is_named_and_mended(fake, place):
+    """SPIN_HOME or anything below it is of the wrong kind: the message names it, and ``fetch`` mends what is its own."""
+    zoo.fetch("fake")
+    path = fake.folder.parent / place
+    if path.is_dir():
+        shutil.rmtree(path)
+        path.write_text("")
+    else:
+        path.unlink()
+        path.mkdir()
+    if place in ("", "fake", "fake/.lock"):             # the user's to mend: the message says which
+        if place != "fake/.lock":
+            with pytest.raises(zoo.CorruptFileError, match=str(path)):
+                zoo.verify("fake")
+            with pytest.raises(zoo.FetchError, match=str(path)):
+                zoo.fetch("fake")
+        else:
+            (fake.folder / "fp32" / "config.json").unlink()
+            with pytest.raises(zoo.FetchError, match=str(path)):
+                zoo.fetch("fake")
+        return
+    with pytest.raises(zoo.CorruptFileError, match=str(path)):
+        zoo.verify("fake")
+    zoo.fetch("fake")
+    zoo.verify("fake")
+
+
+@pytest.mark.parametrize("size", ["Infinity", "-Infinity", "NaN", "1e999", "null", '"x"', "{}"])
+def test_a_manifest_with_a_size_that_is_none_is_named_and_mended(fake, size):
+    zoo.fetch("fake")
+    path = fake.folder / "fp32" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest).replace('"size": 2,', f'"size": {size},'))
+    with pytest.raises(zoo.CorruptFileError, match=str(path)):
+        install.ensure("fake")
+    zoo.fetch("fake")
+    zoo.verify("fake")
+
+
+def test_a_full_disk_while_fetching_or_converting_is_named_and_leaves_nothing(fake, monkeypatch):
+    with little_room(), pytest.raises(zoo.FetchError, match=f"cannot write to the cache folder {fake.folder}"):
+        zoo.fetch("fake")
+    assert leftovers(fake.folder) == set()
+
+    def converted(source: Path, target: Path, family) -> None:      # what the real conversion does with its weights
+        target.mkdir()
+        with convert.named_errors(target):
+            save_file({"weights": torch.zeros(9999)}, target / "model.safetensors")
+
+    monkeypatch.setattr(convert, "convert", converted)
+    with little_room(len(SOURCE)), pytest.raises(zoo.FetchError, match=str(fake.folder)):
+        zoo.fetch("fake")
+    assert leftovers(fake.folder) == {"tiny.gguf"}

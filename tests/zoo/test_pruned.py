@@ -12,7 +12,7 @@ from fakes import WORDS, llama, tokenizer
 from safetensors.torch import save_file
 
 from spin_core import zoo
-from spin_core.zoo import pruned
+from spin_core.zoo import pruned, weights
 from spin_core.zoo.table import is_table
 
 VOCAB = len(WORDS)
@@ -156,7 +156,7 @@ def test_shipped_drafters_are_whole_and_described():
     for name, path in drafters.items():
         pruned.check_shipped(path)
         assert f"`{name}`" in card
-        tensors, metadata = pruned.read(path)
+        tensors, metadata = weights.read(path)
         if is_table(metadata):
             continue
         ids = tensors["draft_ids"]

@@ -12,7 +12,7 @@ from spin_core.lab.distill.corpus import Shard
 from spin_core.lab.distill.table import TableRecipe, make_table, write_table
 from spin_core.draft import DraftTable
 from spin_core.draft.table import key
-from spin_core.zoo import pruned
+from spin_core.zoo import pruned, weights
 from spin_core.zoo.table import load_table
 
 VOCAB = len(WORDS)
@@ -31,7 +31,7 @@ def test_a_file_holds_the_table_and_says_what_it_is(file):
     assert (table.name, table.vocab_size) == ("habits", VOCAB) and "habits" in table.description
     assert torch.equal(table.contexts, made["contexts"]) and torch.equal(table.followers, made["followers"])
     assert dict(zip(table.contexts.tolist(), table.followers.tolist()))[key([4], VOCAB)] == 5
-    metadata = pruned.read(file)[1]
+    metadata = weights.read(file)[1]
     assert metadata["kind"] == "table" and metadata["answer_tokens"] == "7" and len(metadata["data"]) == 64
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 
 from spin_core.lab.bench import Bar, Report, positive
-from spin_core.draft.shape import best_shape
+from spin_core.lab.simulate.best_shape import best_shape
 from spin_core.engine import Engine
 from spin_core.lab.lessons.l8_token_trees import measure as trees
 from spin_core.lab.lessons.l6_verify_kernel import rules as verify_rules

@@ -17,7 +17,7 @@ from spin_core.lab.distill.generate import generate
 from spin_core.lab.distill.states import States, fast_bf16, read
 from spin_core.lab.distill.table import TABLES, TableRecipe, training_part, write_table
 from spin_core.lab.distill.train import Data, Settings, identity, read_checkpoint, train, write_log
-from spin_core.files import check_writable
+from spin_core.files import check_writable, locked
 
 MAX_HELD_OUT = 96
 
@@ -52,7 +52,7 @@ def run(args) -> int:
         if name != "data" and name not in known:
             raise ValueError(f"unknown drafter {name!r}; known: {', '.join(known)}, or data")
     settings = {"batch": args.batch, "steps": args.steps}
-    check(args.out, args.shard, settings)           # before the models are read
+    check(args.out, args.shard, settings, args.budget_minutes * 60, args.answer_tokens)    # before models are read
     torch.set_float32_matmul_precision("high")
     family = zoo.load("smollm2", drafters=[], device=args.device)
     prompts = [p.messages for p in load_workload("mix", split="train")]
@@ -62,12 +62,15 @@ def run(args) -> int:
     return 0
 
 
-def check(out: Path, shard_size: int | None, settings: dict) -> None:
+def check(out: Path, shard_size: int | None, settings: dict, budget: float, answer_tokens: int) -> None:
     """Raise ValueError for numbers no drafter can be made with, OSError if nothing can be written into ``out``."""
     for option, value, least in (("--steps", settings.get("steps"), 1), ("--batch", settings.get("batch"), 1),
+                                 ("--answer-tokens", answer_tokens, 1),
                                  ("--shard", shard_size, 2)):       # a shard's first sequence is held out
         if value is not None and value < least:
             raise ValueError(f"{option} {value}: must be at least {least}")
+    if not 0 < budget < float("inf"):               # NaN is not, either
+        raise ValueError(f"--budget-minutes {budget / 60:g}: must be a number of minutes above 0")
     check_writable(out / ".writable")
 
 
@@ -77,11 +80,20 @@ def distill(family, recipes: dict[str, Recipe | TableRecipe], out: Path, *, budg
     """Data, states, training and files for every recipe; ``budget`` seconds in all, shared equally by the drafters.
 
     A drafter with a checkpoint in ``out`` goes on with the data that it began with. ValueError, before any work, if
-    its seed, data, recipe or batch were others.
+    its seed, data, recipe or batch were others; BlockingIOError if another process makes drafters in ``out``.
     """
-    began = time.time()
     settings = {name: value for name, value in (settings or {}).items() if value is not None}
-    check(out, shard_size, settings)
+    check(out, shard_size, settings, budget, answer_tokens)
+    with locked(out):
+        _distill(family, recipes, out, budget=budget, answer_tokens=answer_tokens, seed=seed,
+                 train_prompts=train_prompts, shard_size=shard_size, settings=settings, boost_after=boost_after,
+                 tell=tell)
+
+
+def _distill(family, recipes: dict[str, Recipe | TableRecipe], out: Path, *, budget: float, answer_tokens: int, seed: int,
+             train_prompts, shard_size: int | None, settings: dict, boost_after: str | None, tell) -> None:
+    """:func:`distill` with checked arguments and ``out`` locked."""
+    began = time.time()
     elder = older(family, boost_after, out) if boost_after else None
     on_gpu = family.target.device.type == "cuda"
     settings = {"batch": 128 if on_gpu else 12, **settings}

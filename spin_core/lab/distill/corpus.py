@@ -8,7 +8,6 @@ is never trained on.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from spin_core.files import writing
 
 HELD_OUT = 32
 
@@ -88,10 +89,8 @@ def write(path: Path, shard: Shard, metadata: dict[str, str] | None = None) -> N
 
 def save_whole(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """``save_file`` that never leaves half a file under ``path``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    save_file(tensors, partial, metadata)
-    os.replace(partial, path)
+    with writing(path) as part:
+        save_file(tensors, part, metadata)
 
 
 def load_whole(path: Path) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 from spin_core.lab.distill.corpus import Shard, save_whole
 from spin_core.lab.distill.states import States, fast_bf16
-from spin_core.draft.fed import FedLlama
+from spin_core.zoo.fed import FedLlama
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Recipe:
     drafter, made by the same script, whose weights and draft vocabulary it begins with instead of the target's layers.
 
     What SPIRe (arXiv 2504.06419) is made of, part by part. ``window``: the tokens its attention sees beside the first,
-    None for all. ``carry``: what a fed drafter reads of drafted tokens (:class:`spin_core.draft.fed.FedLlama`; the
+    None for all. ``carry``: what a fed drafter reads of drafted tokens (:class:`spin_core.zoo.fed.FedLlama`; the
     "mix" is the feedback memory). ``pruned``: False begins with random layers. ``overlap``: the share of acceptance in
     the loss. ``hard``: learn the tokens that came, not the target's distribution.
     """

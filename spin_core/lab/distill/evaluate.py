@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from spin_core.lab.distill.corpus import Shard
 from spin_core.lab.distill.states import States
 from spin_core.lab.distill.unroll import unroll
-from spin_core.draft.fed import FedLlama
+from spin_core.zoo.fed import FedLlama
 from spin_core.lab.simulate.recording import MAX_GAMMA
 
 

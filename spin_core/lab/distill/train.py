@@ -6,7 +6,6 @@ The loss is :mod:`loss`. A fed drafter is unrolled (:mod:`unroll`) and each furt
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from spin_core.lab.distill.evaluate import score, tokens_per_verification
 from spin_core.lab.distill.loss import distribution_loss
 from spin_core.lab.distill.states import States
 from spin_core.lab.distill.unroll import unroll
-from spin_core.files import save_json
+from spin_core.files import save_json, writing
 
 DEPTH_WEIGHT = 0.8
 WARM_UP = 0.04
@@ -215,13 +214,10 @@ def _schedule(step: int, steps: int | None) -> float:
 
 def _checkpoint(folder: Path, kept: dict, parameters, optimizer, step: int, steps: int | None, log: list[dict],
                 seconds: float, trained: int) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / CHECKPOINT
-    partial = path.with_suffix(".partial")
-    torch.save({**kept, "parameters": {n: p.detach() for n, p in parameters.items()},
-                "optimizer": optimizer.state_dict(), "step": step, "steps": steps, "log": log, "seconds": seconds,
-                "tokens": trained}, partial)
-    os.replace(partial, path)
+    with writing(folder / CHECKPOINT) as part:
+        torch.save({**kept, "parameters": {n: p.detach() for n, p in parameters.items()},
+                    "optimizer": optimizer.state_dict(), "step": step, "steps": steps, "log": log, "seconds": seconds,
+                    "tokens": trained}, part)
 
 
 def _bar(entry: dict, steps: int, per_epoch: int) -> str:

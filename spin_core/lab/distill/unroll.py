@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from spin_core.draft.fed import FedLlama
+from spin_core.zoo.fed import FedLlama
 
 SINK = 1            # SPIRe's: the first token is always seen
 NAME = "spin_core_unrolled"

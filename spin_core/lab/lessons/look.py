@@ -64,7 +64,7 @@ def png(figure: Figure, dpi: int = 150, whole: bool = False) -> bytes:
 
 
 def label(text: str, longest: int = 14) -> str:
-    """A token's text as something to look at: spaces and line ends visible, what the font lacks as a box."""
+    """A token's text for a figure: spaces and line ends visible, what the font lacks as a box."""
     text = text.replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥") or "∅"
     text = "".join(c if ord(c) in _known_characters() else "□" for c in text)
     return text if len(text) <= longest else text[:longest - 1] + "…"

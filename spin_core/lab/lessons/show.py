@@ -1,25 +1,42 @@
-"""Showing a figure in a notebook and keeping it with its numbers, in one call."""
+"""The beginning of a lesson, and its figures: shown in the notebook and kept with their numbers, in one call."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from IPython.display import Image, display
 from matplotlib.figure import Figure
 
-from spin_core.lab.results import figures
+from spin_core import provenance
 from spin_core.lab.lessons import look
+from spin_core.lab.results import figures
+
+_folder = Path("figures")       # where show() keeps figures; begin() sets it
 
 
-def show(name: str, figure: Figure, *series: dict, caption: str,
-         directory: str | Path | None = None) -> None:
-    """Save ``figure`` and its ``series`` (:func:`spin_core.lab.results.figures.save`) and display the picture, wherever in a cell
-    this is called.
+def begin(profile: str, figures_dir: str | Path = "", **sizes: Any) -> Any:
+    """Begin a lesson: print what it runs on, and return the one of ``sizes`` that belongs to ``profile``.
 
-    The caption is also the picture's alternative text. An empty ``directory`` is the repository's figures
-    folder.
+    Figures go to ``figures_dir`` from now on; empty is ``figures/`` beside the notebook. Raises ValueError for a profile
+    that does not exist.
     """
-    figures.save(name, figure, series, caption=caption, directory=directory or None)
+    global _folder
+    if profile not in sizes:
+        raise ValueError(f"profile {profile!r}: choose {', '.join(sizes)}")
+    _folder = Path(figures_dir or "figures")
+    here = provenance.here()
+    print(", ".join(f"{name} {number}" for name, number in here["versions"].items() if number))
+    print(f"{here['gpu'] or here['cpu']}, {here['cores']} cores, {here['threads']} threads; profile {profile}")
+    return sizes[profile]
+
+
+def show(name: str, figure: Figure, *series: dict, caption: str, directory: str | Path | None = None) -> None:
+    """Display ``figure``, and save it and its ``series`` (:func:`spin_core.lab.results.figures.save`).
+
+    The caption is also the picture's alternative text. ``directory``: the one that :func:`begin` was given.
+    """
+    figures.save(name, figure, series, caption=caption, directory=directory or _folder)
     display(Image(look.png(figure, dpi=200, whole=True), format="png", width=round(look.WIDTH * 100), alt=caption))
 
 

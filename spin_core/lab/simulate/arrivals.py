@@ -1,4 +1,4 @@
-"""When requests come: one by one, or in bursts."""
+"""Arrival times of requests: one by one, or in bursts."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ def poisson(count: int, rate: float, rng: np.random.Generator) -> ndarray:
 def bursty(count: int, rate: float, burst: float, rng: np.random.Generator) -> ndarray:
     """The same rate in bursts of ``burst`` requests on average, which arrive together."""
     starts = rng.random(count) < 1 / burst
-    starts[0] = True
+    starts[:1] = True
     return np.cumsum(np.where(starts, rng.exponential(burst / rate, count), 0.0))
 
 
 def times(kind: str, count: int, rate: float, seed: int = 0) -> ndarray | None:
     """Arrival times ``[count]`` by one of ``KINDS``; None for "closed": all requests are there at the start.
 
-    Raises ValueError for another kind, or a rate that is not above 0.
+    Raises ValueError for another kind, a count below 0, or a rate that is not above 0 and finite.
     """
-    if kind not in KINDS or not rate > 0:
-        raise ValueError(f"arrivals: {kind!r} of {', '.join(KINDS)}, at a rate above 0; got {rate}")
+    if kind not in KINDS or not 0 < rate < np.inf or count < 0:
+        raise ValueError(f"arrivals: {kind!r} of {', '.join(KINDS)}, at a finite rate above 0, a count >= 0; got {rate} "
+                         f"and {count}")
     rng = np.random.default_rng(seed)
     return {"closed": lambda: None, "poisson": lambda: poisson(count, rate, rng),
             "bursty": lambda: bursty(count, rate, BURST, rng)}[kind]()

@@ -51,7 +51,8 @@ class PassCosts(Protocol):
         together."""
 
     def reading(self, arm: str, rows: int, beside: int) -> float:
-        """What ``rows`` tokens that a drafter has missed add to its first pass, over ``beside`` rows."""
+        """Seconds that ``rows`` tokens a drafter has missed add to its first pass, over ``beside`` rows; with none
+        beside, a pass of its own."""
 
     def verify(self, lengths: ndarray, drafted: ndarray, extra: int = 0, width: int = 0) -> Verified:
         """A target pass: committed tokens and drafted ones per request ``[B]``, and ``extra`` rows of
@@ -94,7 +95,7 @@ class Roofline:
 
     def reading(self, arm: str, rows: int, beside: int) -> float:
         products = self._products[arm]
-        return products.seconds(rows + beside, 0.0) - products.seconds(beside, 0.0)
+        return products.seconds(rows + beside, 0.0) - (products.seconds(beside, 0.0) if beside else 0.0)
 
     def verify(self, lengths: ndarray, drafted: ndarray, extra: int = 0, width: int = 0) -> Verified:
         drafts, size, charge = drafted.tolist(), len(lengths), self.attention   # short lists sum up faster than arrays
@@ -207,7 +208,7 @@ def attention_costs(model: Model, hardware: Hardware, devices: int = 1, dtype: s
     size, stream = BYTES[dtype], hardware.stream
     key, score = 2 * model.head_dim * size / hardware.gather, 4 * model.head_dim / hardware.arithmetic(dtype)
     return Costs(model.kv_heads // devices, model.heads // model.kv_heads, step_call=0.0,
-                 alone_call=hardware.launch, alone_key=key, alone_score=score,
+                 unpooled_call=hardware.launch, unpooled_key=key, unpooled_score=score,
                  pool_call=hardware.launch, pool_width=0.0, pool_key=key, pool_score=score,
                  pool_query=model.head_dim * (size + 4) / stream,
                  merge_call=hardware.launch, merge_query=model.head_dim * 4 / stream)

@@ -63,11 +63,6 @@ class Run:
         return int(self.steps["size"].sum())
 
     @property
-    def sequential_seconds(self) -> float:
-        """What the same steps take one after the other, drafters and target never side by side."""
-        return float((self.steps["draft"] + self.steps["end"] - self.steps["begin"]).sum())
-
-    @property
     def padding(self) -> float:
         """The share of the keys computed on that nobody needs."""
         return 1 - float(self.steps["needed"].sum() / self.steps["touched"].sum())

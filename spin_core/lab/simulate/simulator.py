@@ -1,34 +1,35 @@
 """A serving system on hardware that is not at hand: requests, batches, two stages, a clock.
 
-What is accepted is read off a recording, what a pass takes off a cost model; who drafts is decided by the
-selectors' classes, pieces by the planner, the number of micro-batches by the heuristic: those that serve live.
-One turn of the loop (:meth:`_System._flight`) is one group's way through a step:
+Accepted tokens come from a recording, seconds of passes from a cost model. The selectors, the planner of pieces and
+the heuristic of micro-batches are the classes that serve live. One turn of the loop (:meth:`System._step`) takes one
+group through a step:
 
     admit -> assign -> draft (every drafter on its device) -> verify (on the target's) -> commit -> observe
 
-The running requests are split into groups, the micro-batches. Groups take turns, and a device does one thing
-at a time, in the order of these turns. With one group drafters and target take turns; with more, one group
-is verified while another is drafted for, if drafters have devices of their own. A request's first step also
-reads its prompt: as further rows of the target's pass and of its drafter's first; so does every drafter that
-takes over what it has not read.
+The running requests are split into groups, the micro-batches. Groups take turns, and a device does one thing at a
+time, in the order of these turns. With one group, drafting and verification alternate; with more, one group is
+verified while another is drafted for, if drafters have devices of their own. A request's first step also reads its
+prompt, as further rows of the target's pass and of its drafter's first pass. A drafter that takes over a request
+reads what it has not read yet, and so does a drafter that reads along for a policy with full information.
 
-Left out: the way of tokens between devices, sampling, stop strings, and reading along for policies that
-learn from it.
+Left out: transfers of tokens between devices, sampling, and stop strings.
 """
 
 from __future__ import annotations
 
 import heapq
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from numbers import Integral
 
 import numpy as np
 from numpy import ndarray
 
 from spin_core.pipeline.heuristic import Heuristic, Load
 from spin_core.pipeline.schedule import VERIFY
-from spin_core.select.base import NONE, Outcome, RequestView, Selector
+from spin_core.select.base import NONE, Outcome, RequestView, Scored, Selector
 from spin_core.select.costs import AffineCost, shares
 from spin_core.lab.simulate.recording import Recording
 from spin_core.lab.simulate.costs import PassCosts
@@ -47,15 +48,15 @@ def simulate(recording: Recording, costs: PassCosts, policy: Selector | str, *, 
     ``arrivals``: seconds ``[R]``, rising; None: all at once. ``kv_tokens``: tokens of prompt and answer that the
     running requests may come to hold together. Raises ValueError for what cannot be served.
     """
-    return _System(recording, costs, policy, batch, micro_batches, gamma, arrivals, kv_tokens, capacities, events).run()
+    return System(recording, costs, policy, batch, micro_batches, gamma, arrivals, kv_tokens, capacities, events).run()
 
 
 class _Group:
     """A micro-batch.
 
     One column per request, ``[5, B]``: its number, its last drafter's index (-1: none yet), the place in the recording
-    of the token that comes next, the place of its last one, and by how much its context is longer than the place is
-    far. Places are kept, not tokens written, because they are what every step looks up.
+    of its next token, the place of its last token, and its context's length less the former. Places are kept, not
+    numbers of written tokens, because every step looks them up.
     """
 
     def __init__(self, number: int) -> None:
@@ -75,27 +76,42 @@ class _Group:
         self._hold(self.columns.compress(stays, 1))
 
 
-class _System:
-    """The state of one run."""
+class System:
+    """The state of one run; options as in :func:`simulate`.
 
-    def __init__(self, recording, costs, policy, batch, micro_batches, gamma, arrivals, kv_tokens, capacities,
-                 events) -> None:
+    ``reads_prompts``: whether the target reads prompts (a replay leaves that out, as it is the same for all policies).
+    ``free_reading``: drafters take no time to read what they have missed; for ceilings.
+    """
+
+    def __init__(self, recording, costs, policy, batch=8, micro_batches=1, gamma=4, arrivals=None, kv_tokens=None,
+                 capacities=None, events=False, *, reads_prompts=True, free_reading=False) -> None:
         count = len(recording)
         self.arrived = np.zeros(count) if arrivals is None else np.asarray(arrivals, float)
-        self.lengths = recording.lengths            # computed anew whenever it is asked for
+        self.lengths = recording.lengths            # a property that is computed on every access
         self.reserved = recording.prompts + self.lengths
-        if batch < 1 or gamma < 0 or (micro_batches != "auto" and not 1 <= micro_batches <= batch):
-            raise ValueError(f"simulate: batch {batch} and micro_batches {micro_batches} (at most batch) must be at "
-                             f"least 1, gamma {gamma} at least 0")
-        if len(self.arrived) != count or (np.diff(self.arrived) < 0).any():
-            raise ValueError(f"simulate: {len(self.arrived)} arrivals for {count} requests, or times that go back")
+        whole = all(isinstance(n, Integral) for n in (batch, gamma, *[micro_batches] * (micro_batches != "auto")))
+        if not whole or batch < 1 or gamma < 0 or (micro_batches != "auto" and not 1 <= micro_batches <= batch):
+            raise ValueError(f"simulate: batch {batch} and micro_batches {micro_batches} (at most batch) must be whole "
+                             f"numbers >= 1, gamma {gamma} a whole number >= 0")
+        if len(self.arrived) != count or not np.isfinite(self.arrived).all() or (np.diff(self.arrived) < 0).any():
+            raise ValueError(f"simulate: {len(self.arrived)} arrivals for {count} requests; they must be finite times "
+                             "in rising order, one per request")
         if isinstance(policy, str) and policy not in (*recording.arms, NONE):
             raise ValueError(f"simulate: no drafter {policy!r} in the recording; it has {', '.join(recording.arms)}")
-        if kv_tokens is not None and self.reserved.max() > kv_tokens:
+        if isinstance(policy, str) and capacities:
+            raise ValueError(f"simulate: capacities need a selector; {policy!r} drafts for every request")
+        if kv_tokens is not None and not self.reserved.max(initial=0) <= kv_tokens:
             raise ValueError(f"simulate: a request may come to hold {self.reserved.max()} tokens, more than "
                              f"kv_tokens = {kv_tokens}")
         self.recording, self.costs, self.policy = recording, costs, policy
         self.fixed = _clipped(recording, policy, gamma) if isinstance(policy, str) else None
+        self.reads_prompts, self.free_reading = reads_prompts, free_reading
+        arms = () if isinstance(policy, str) else policy.arms
+        # which policies learn from text that drafters read: asking the others would only take time
+        self.probes, self.scores = (not self.fixed and getattr(type(policy), call) is not getattr(Selector, call)
+                                    for call in ("probe", "scored"))
+        self.lookups = {name: recording.proposed[recording.arms.index(name)] for name in recording.lookups if name in arms}
+        self.found = {name: recording.lookup_finds(name) for name in recording.composed}
         self.batch, self.capacities = batch, capacities
         self.kv_tokens = np.inf if kv_tokens is None else kv_tokens
         self.heuristic = Heuristic(batch) if micro_batches == "auto" else None
@@ -103,17 +119,19 @@ class _System:
         self.arms = (*recording.arms, NONE)
         self.arm = {name: i for i, name in enumerate(self.arms)}
         self.next = self.running = self.held = 0    # requests that wait begin at `next`; tokens held
-        self.leaving: list[tuple[float, int]] = []  # when those who are through give back their tokens
+        self.leaving: list[tuple[float, int]] = []  # when finished requests give back their tokens
         self.admitted, self.finished = np.full(count, np.nan), np.full(count, np.nan)
         self.free: dict[str, float] = {}            # when each device can take on more
-        self.known: dict[tuple[int, int], int] = {}     # (request, drafter) -> tokens it has read, once it was left
+        self.known: dict[tuple[int, int], int] = {}     # (request, drafter) -> tokens read, of drafters that were left
         self.clock = 0.0                            # when the last turn began
-        self.reading = False                        # somebody read a prompt in this round: it is no measure of others
+        self.reading = False                        # a prompt was read in this round, so its time says little
         self.stages = [0.0, 0.0]                    # seconds of drafting and verifying in this round
         self.cost = AffineCost()
         self.served: dict[str, int] = {}
         self.log: list[tuple] = []
         self.events: list[tuple] | None = [] if events else None
+        self.entries: list[tuple[ndarray, ...]] = []    # per step, for a replay: see ``replay.Replay``
+        self.thinking = 0.0                         # seconds of this machine that the selector took
 
     def run(self) -> Run:
         while self.next < len(self.recording) or any(len(g.requests) for g in self.groups):
@@ -122,8 +140,8 @@ class _System:
                 self._admit(group)
                 if len(group.requests):
                     served += len(group.requests)
-                    self._flight(group)
-            if not served:                          # idle until somebody comes
+                    self._step(group)
+            if not served:                          # idle until the next request comes
                 self.clock = max(self.clock, float(self.arrived[self.next]))
             elif self.heuristic:
                 self._regroup(served, began)
@@ -133,32 +151,25 @@ class _System:
 
     # ---- a group's way through a step
 
-    def _flight(self, group: _Group) -> None:
-        # batches are so short that Python sums a list up faster than numpy an array
+    def _step(self, group: _Group) -> None:
+        # batches are so small that Python sums a list faster than numpy an array
         requests, context, left = group.requests, group.at + group.shift, group.end - group.at
         by_arm, drafted, accepted = self._assign(group, context, left)
         start = max(group.ready, self.clock)
-        ready, busy, shared = start, [], None if self.fixed else np.zeros(len(left))
+        ready, busy = start, []
+        drafting, reading = np.zeros((2, len(left)))        # each request's seconds of these
         for name, members in by_arm.items():
-            arm, proposed, keys = self.arm[name], drafted[members], context[members]
-            self.served[name] = self.served.get(name, 0) + len(keys)
-            if name == NONE:
-                self._switch(group, arm, members, context)
-                continue
-            depths = _depths(proposed)
-            seconds = self.costs.draft(name, len(keys), depths, float(sum(keys.tolist())))
-            if not self.fixed:
-                shared[members] = seconds * proposed / max(1, sum(depths))
-            if unread := self._switch(group, arm, members, context, proposed > 0):
-                seconds += self.costs.reading(name, unread, depths[0])
-            busy.append(seconds)
-            device = VERIFY if self.costs.shared else name
-            self.free[device] = max(start, self.free.get(device, 0.0)) + busy[-1]
-            ready = max(ready, self.free[device])
+            self.served[name] = self.served.get(name, 0) + len(context[members])
+            name, seconds = self._draft(name, members, group, context, drafted, drafting, reading)
+            if name != NONE:
+                busy.append(seconds)
+                ready = max(ready, self._occupy(name, start, seconds))
 
         prompt_rows, group.unread = group.unread, 0
         self.reading |= prompt_rows > 0
         verified = self.costs.verify(context, drafted, prompt_rows, group.width if group.age % RENEW else 0)
+        if not 0 < verified.seconds < np.inf:
+            raise ValueError(f"simulate: a verification of {len(left)} requests takes {verified.seconds} s")
         group.age, group.width = group.age + 1 if group.width else 1, verified.width
         begin = max(ready, self.free.get(VERIFY, 0.0))
         group.ready = self.free[VERIFY] = begin + verified.seconds
@@ -168,19 +179,109 @@ class _System:
                             in zip(*(column[members].tolist() for column in (requests, drafted, accepted)))]
         tokens, emitted = sum(drafted.tolist()), sum(accepted.tolist()) + len(left)
         rows, needed = len(left) + tokens, sum(context.tolist()) + tokens
+        rows_read = rows + prompt_rows
         alone = sum(busy) if self.costs.shared else max(busy, default=0.0)
         self.stages = [self.stages[0] + alone, self.stages[1] + verified.seconds]
-        self.log.append((start, ready, begin, group.ready, len(left), rows + prompt_rows, needed, verified.touched,
-                         emitted, alone, self.held, group.number))
+        self.log.append((start, ready, begin, group.ready, len(left), rows_read, needed, verified.touched, emitted, alone,
+                         self.held, group.number))
         if not self.fixed:
-            self._observe(requests, by_arm, drafted, accepted, shared, rows + prompt_rows, verified.seconds)
+            verifying = self._observe(requests, by_arm, drafted, accepted, drafting, rows_read, verified.seconds)
         group.at += accepted + 1
+        if not self.fixed:
+            if self.probes:
+                self._read_along(group, left - accepted - 1, reading)
+            if self.events is not None:
+                arms = np.empty_like(requests)
+                for name, members in by_arm.items():
+                    arms[members] = self.arm[name]
+                done = context - self.recording.prompts[requests]
+                self.entries.append((requests, arms, done, drafted, accepted, drafting + reading + verifying))
         stays = accepted < left
         if np.count_nonzero(stays) < len(left):
             self._leave(group, stays)
 
+    def _occupy(self, name: str, start: float, seconds: float) -> float:
+        """Keep a drafter's device busy for ``seconds``, from ``start`` or when it is free; when it is done."""
+        if not 0 <= seconds < np.inf:
+            raise ValueError(f"simulate: {name} drafts for {seconds} s")
+        device = VERIFY if self.costs.shared else name
+        self.free[device] = max(start, self.free.get(device, 0.0)) + seconds
+        return self.free[device]
+
+    def _draft(self, name, members, group, context, drafted, drafting, reading) -> tuple[str, float]:
+        """One drafter's part of a step: reading what it has missed, then a pass per drafted position. Its name ("none":
+        no pass) and its seconds; each request's shares go into ``drafting`` and ``reading``, ``[B]``."""
+        if name in self.found:          # a composed drafter: its second part drafts where its lookup finds nothing
+            found, (_, name) = self.found[name][group.at[members]], self.recording.composed[name]
+            members = np.arange(len(context))[members]
+            self._switch(group, self.arm[NONE], members[found], context)
+            members = members[~found]
+        proposed, arm = drafted[members], self.arm[name]
+        if not len(proposed):
+            return NONE, 0.0
+        if name == NONE or name in self.recording.lookups:
+            self._switch(group, arm, members, context)
+            seconds = 0.0 if name == NONE else self.costs.draft(name, len(proposed), _depths(proposed), 0.0)
+            drafting[members] = seconds / len(proposed)
+            return name, seconds
+        depths = _depths(proposed)
+        seconds = self.costs.draft(name, len(proposed), depths, float(sum(context[members].tolist())))
+        if not self.fixed:
+            drafting[members] = seconds * proposed / max(1, sum(depths))
+        unread, score = self._switch(group, arm, members, context, proposed > 0), []
+        if total := sum(unread.values()):
+            cost = 0.0 if self.free_reading else self.costs.reading(name, total, depths[0])
+            seconds += cost
+            for b, rows in unread.items() if not self.fixed else ():
+                reading[b] = cost * rows / total
+                if rows and self.scores and group.at[b] > self.recording.starts[group.requests[b]]:
+                    score.append(self._score(group, b, arm, int(context[b]) - rows - 1))
+        if score:
+            self._ask(self.policy.scored, score)
+        return name, seconds
+
+    def _read_along(self, group: _Group, left: ndarray, reading: ndarray) -> None:
+        """Drafters that the selector wants scored read what they have not read of their requests."""
+        wishes = self._ask(self.policy.probe, self._views(group, left))
+        by_arm: dict[str, dict[int, int]] = {}
+        for b, request in enumerate(group.requests.tolist() if wishes else ()):
+            context = int(group.at[b] + group.shift[b])
+            for name in wishes.get(request, ()):
+                known = self.known.get((request, self.arm[name]), 0)
+                if known < context and self.arm[name] != group.drafter[b] and left[b] >= 0:
+                    by_arm.setdefault(name, {})[b] = known
+                    self.known[request, self.arm[name]] = context
+        for name, members in by_arm.items():
+            rows = [int(group.at[b] + group.shift[b]) - known for b, known in members.items()]
+            seconds = 0.0 if self.free_reading else self.costs.draft(name, len(rows), [], 0.0) \
+                if name in self.recording.lookups else self.costs.reading(name, sum(rows), 0)
+            done = self._occupy(name, group.ready, seconds)
+            if self.costs.shared:
+                group.ready = done
+            scores = []
+            for (b, known), count in zip(members.items(), rows):
+                part = seconds * count / sum(rows)
+                reading[b] += part
+                scores.append(self._score(group, b, self.arm[name], known, part))
+            self._ask(self.policy.scored, scores)
+
+    def _score(self, group: _Group, b: int, arm: int, known: int, seconds: float = 0.0) -> Scored:
+        """How a drafter that had read ``known`` tokens would have done on the text since then, up to the present."""
+        first = max(int(self.recording.starts[group.requests[b]]), known - int(group.shift[b]))
+        places = slice(first, int(group.at[b]))
+        right = self.recording.accepted[arm, places] > 0
+        hits = np.where(self.recording.proposed[arm, places] > 0, right, np.nan)
+        return Scored(int(group.requests[b]), self.arms[arm], hits.tolist(), seconds)
+
+    def _ask(self, call, *arguments):
+        """Call the selector, and time it."""
+        began = time.thread_time()          # of this thread: other work on the machine does not count
+        answer = call(*arguments)
+        self.thinking += time.thread_time() - began
+        return answer
+
     def _admit(self, group: _Group) -> None:
-        """Take in who has come, while there is room in the batch, in this group's part of it, and in
+        """Admit requests that have arrived, while there is room in the batch, in this group's part of it, and in
         memory."""
         now = max(group.ready, self.clock)
         while self.leaving and self.leaving[0][0] <= now:
@@ -200,7 +301,7 @@ class _System:
             self.admitted[new] = now
             begin, prompts = self.recording.starts[new], self.recording.prompts[new]
             group.add(np.array([new, [-1] * len(new), begin, begin + self.lengths[new] - 1, prompts - begin]))
-            group.unread += int((prompts - 1).sum())
+            group.unread += int((prompts - 1).sum()) if self.reads_prompts else 0
 
     def _assign(self, group: _Group, context: ndarray,
                 left: ndarray) -> tuple[dict[str, ndarray | slice], ndarray, ndarray]:
@@ -208,17 +309,15 @@ class _System:
         if self.fixed:
             drafts, accepts = self.fixed
             return {self.policy: slice(None)}, drafts[group.at], accepts[group.at]
-        current = [None if d < 0 else self.arms[d] for d in group.drafter.tolist()]
-        done = group.at - self.recording.starts[group.requests]
-        seats = list(map(RequestView, group.requests.tolist(), done.tolist(), context.tolist(), left.tolist(), current))
-        choices = self.policy.assign(seats, self.capacities)
+        views = self._views(group, left)
+        choices = self._ask(self.policy.assign, views, self.capacities)
         places: dict[str, list[int]] = {}
-        for b, seat in enumerate(seats):
-            places.setdefault(choices[seat.request].drafter, []).append(b)
+        for b, view in enumerate(views):
+            places.setdefault(choices[view.request].drafter, []).append(b)
         if unknown := set(places) - set(self.arms):
             raise ValueError(f"simulate: no drafter {unknown.pop()!r} in the recording; it has {', '.join(self.arms)}")
         by_arm = {name: np.array(members) for name, members in places.items()}
-        wanted = np.minimum([choices[seat.request].gamma for seat in seats], left)
+        wanted = np.minimum([choices[view.request].gamma for view in views], left)
         drafted, accepted = np.zeros_like(left), np.zeros_like(left)
         for name, members in by_arm.items():
             if name != NONE:
@@ -227,41 +326,56 @@ class _System:
                 accepted[members] = np.minimum(drafted[members], self.recording.accepted[arm, at])
         return by_arm, drafted, accepted
 
+    def _views(self, group: _Group, left: ndarray) -> list[RequestView]:
+        """What the selector may know of each request; ``left [B]``: tokens still to come after the next one."""
+        current = [None if d < 0 else self.arms[d] for d in group.drafter.tolist()]
+        done, context = group.at - self.recording.starts[group.requests], group.at + group.shift
+        columns = (group.requests.tolist(), done.tolist(), context.tolist(), left.tolist(), current)
+        if not self.lookups:
+            return list(map(RequestView, *columns))
+        at = np.minimum(group.at, group.end)            # a finished request has no place; nothing is drafted for it
+        found = [dict(zip(self.lookups, lengths)) if rest >= 0 else {} for rest, *lengths in
+                 zip(columns[3], *(proposed[at].tolist() for proposed in self.lookups.values()))]
+        return list(map(RequestView, *columns, found))
+
     def _switch(self, group: _Group, arm: int, members: ndarray | slice, context: ndarray,
-                drafting: ndarray | bool = True) -> int:
-        """Give those members who are ``drafting`` to a drafter; how many tokens it has not read yet, but for one
-        each."""
+                drafting: ndarray | bool = True) -> dict[int, int]:
+        """Give those members that are ``drafting`` to an arm; {place in the group: tokens it has not read yet, less
+        one}."""
         late = (group.drafter[members] != arm) & drafting
         if not np.count_nonzero(late):
-            return 0
-        unread, late = 0, np.arange(len(context))[members][late]
+            return {}
+        unread, late = {}, np.arange(len(context))[members][late]
         for b in late.tolist():
             request = int(group.requests[b])
             self.known[request, int(group.drafter[b])] = int(context[b])
-            unread += int(context[b]) - self.known.get((request, arm), 0) - 1
+            unread[b] = max(0, int(context[b]) - self.known.get((request, arm), 0) - 1)
         group.drafter[late] = arm
         return unread
 
-    def _observe(self, requests, by_arm, drafted, accepted, draft_seconds, rows: int, seconds: float) -> None:
-        """Tell the selector, as the engine does: nobody is charged for the reading of prompts."""
+    def _observe(self, requests, by_arm, drafted, accepted, draft_seconds, rows: int, seconds: float) -> ndarray:
+        """Report the step to the selector, as the engine does: no request is charged for the reading of prompts. Each
+        request's share of the verification ``[B]``."""
         ours = len(drafted) + int(drafted.sum())
         plain, own = shares(drafted.tolist(), self.cost.decoding(ours, rows, seconds), self.cost)
-        verify = (plain + own).tolist()
-        self.policy.observe([Outcome(int(requests[b]), name, int(drafted[b]), int(accepted[b]), int(accepted[b]) + 1,
-                                     float(draft_seconds[b]), verify[b], rows if rows == ours else 0, seconds, plain)
-                             for name, members in by_arm.items() for b in members.tolist()])
+        verify = plain + own
+        columns = (c.tolist() for c in (requests, drafted, accepted, draft_seconds, verify))
+        name = {b: name for name, members in by_arm.items() for b in members.tolist()}
+        self._ask(self.policy.observe, [
+            Outcome(request, name[b], d, a, a + 1, own_seconds, share, rows if rows == ours else 0, seconds, plain)
+            for b, (request, d, a, own_seconds, share) in enumerate(zip(*columns))])
+        return verify
 
     def _leave(self, group: _Group, stays: ndarray) -> None:
         for request in group.requests[~stays].tolist():
             self.finished[request] = group.ready
             heapq.heappush(self.leaving, (group.ready, int(self.reserved[request])))
-            if not isinstance(self.policy, str):
-                self.policy.finish(request)
+            if not self.fixed:
+                self._ask(self.policy.finish, request)
         group.keep(stays)
 
     def _regroup(self, served: int, began: float) -> None:
-        """Ask the heuristic after a round of all groups; deal the requests out anew if it wants another
-        count."""
+        """Ask the heuristic after a round of all groups; regroup the requests if it wants another count."""
         now = max(g.ready for g in self.groups)
         columns = np.hstack([g.columns for g in self.groups])
         requests, drafter, at, _, shift = columns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import pytest
@@ -23,6 +24,7 @@ from spin_core.lab.distill.states import compute
 from spin_core.lab.distill.table import TableRecipe, make_table
 from spin_core.lab.distill.unroll import unroll
 from spin_core.engine import Engine
+from spin_core.files import locked
 from spin_core.request import SamplingParams
 from spin_core.zoo.pruned import load_pruned
 from spin_core.zoo.table import load_table
@@ -172,13 +174,35 @@ def test_data_of_another_seed_are_refused(made, family):
         generate(family, made / "data", 1, seed=6, tell=lambda line: None)
 
 
-@pytest.mark.parametrize("option, least", [("--steps", 1), ("--batch", 1), ("--shard", 2)])
+@pytest.mark.parametrize("option, least", [("--steps", 1), ("--batch", 1), ("--shard", 2), ("--answer-tokens", 1)])
 def test_numbers_that_make_no_drafter_are_refused_before_the_work(monkeypatch, tmp_path, capsys, option, least):
     monkeypatch.setattr(zoo, "load", lambda *args, **options: pytest.fail("it has begun to work"))
     out = tmp_path / "out"
     arguments = ["distill", "--drafter", "pruned-1L-4k", "--out", str(out), option, str(least - 1)]
     assert main(arguments) == 2
     assert f"{option} {least - 1}: must be at least {least}" in capsys.readouterr().err and not out.exists()
+
+
+@pytest.mark.parametrize("option, value, reason", [
+    ("--budget-minutes", "0", "must be a number of minutes above 0"), ("--budget-minutes", "-1", "above 0"),
+    ("--budget-minutes", "nan", "above 0"), ("--budget-minutes", "inf", "above 0"),
+    ("--answer-tokens", "-5", "--answer-tokens -5: must be at least 1")])
+def test_budgets_that_make_no_drafter_are_refused_before_the_work(monkeypatch, tmp_path, capsys, option, value, reason):
+    monkeypatch.setattr(zoo, "load", lambda *args, **options: pytest.fail("it has begun to work"))
+    out = tmp_path / "out"
+    assert main(["distill", "--drafter", "pruned-1L-4k", "--out", str(out), option, value]) == 2
+    assert reason in capsys.readouterr().err and not out.exists()
+
+
+def test_a_second_run_into_the_same_folder_is_refused(family, tmp_path):
+    with locked(tmp_path), pytest.raises(BlockingIOError, match=str(tmp_path)):
+        distill(family, RECIPES, tmp_path, **QUIET)
+
+
+def test_a_full_disk_is_named_and_leaves_no_part_of_a_file(family, tmp_path):
+    with tiny.little_room(), pytest.raises(OSError, match="cannot write .*safetensors"):
+        distill(family, RECIPES, tmp_path, **QUIET)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"]
 
 
 def test_a_folder_that_cannot_be_written_is_noticed_before_the_work(monkeypatch, tmp_path, capsys):
@@ -210,7 +234,7 @@ def test_the_seed_fixes_the_data_and_an_interrupted_write_leaves_no_shard(family
     whole = [p.read_bytes() for p in corpus.paths(tmp_path / "a")]
     assert len(whole) > 2
 
-    real, calls = corpus.os.replace, []
+    real, calls = os.replace, []
 
     def failing(source, target):
         calls.append(target)
@@ -219,7 +243,7 @@ def test_the_seed_fixes_the_data_and_an_interrupted_write_leaves_no_shard(family
         real(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(corpus.os, "replace", failing)
+        patch.setattr(os, "replace", failing)
         with pytest.raises(OSError, match="disk full"):
             generate(family, tmp_path / "b", 1500, **quiet)
     assert len(corpus.paths(tmp_path / "b")) == 1

@@ -14,15 +14,12 @@ from ipywidgets import Button, FloatSlider, IntSlider
 from matplotlib.image import imread
 
 from spin_core.lab.results import figures
-from spin_core.lab.lessons.l4_decomposition import widgets
 from spin_core.decompose import plan
-from spin_core.decompose.costs import typical
-from spin_core.decompose.layout import Heads
-from spin_core.lab.lessons.l4_decomposition import padding
+from spin_core.decompose.costs import Heads, typical
+from spin_core.lab.lessons.l4_decomposition import measure as padding, plots, widgets
 from spin_core.lab.lessons import stored
-from spin_core.lab.lessons.l4_decomposition.lengths import Lengths, skewed_lengths
+from spin_core.lab.lessons.l4_decomposition.measure import Lengths, skewed_lengths
 from spin_core.lab.lessons.l4_decomposition.memory import peak_bytes, verification_memory
-from spin_core.lab.lessons.l4_decomposition import plots as plots
 from spin_core.lab.lessons.look import png
 
 HEADS, DIM = Heads(3, 3), 64

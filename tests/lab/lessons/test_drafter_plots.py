@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from spin_core.lab.lessons.l2_drafters import measure as lesson
-from spin_core.lab.lessons.l2_drafters import plots as plots
-from spin_core.lab.lessons.l2_drafters import widgets as widgets
+from spin_core.lab.lessons.l2_drafters import checks, plots, widgets
 
 SPEED = {"fed-1L-8k": 1.4, "table-4g": 1.1, "ngram": .9}
 
@@ -52,11 +50,11 @@ def test_exercises():
     def speed(steps, c, v):
         return sum(a + 1 for _, a in steps) / sum(d * c + v[d] for d, _ in steps)
 
-    assert lesson.check_vocabulary(vocabulary).status == "right"
-    assert lesson.check_vocabulary(lambda c, s, stops: sorted(np.argsort(-c)[:s])).status == "wrong"
-    assert lesson.check_vocabulary(lambda c, s, stops: sorted({*np.argsort(-c)[:s - len(stops)], *stops})).status == "wrong"
-    assert lesson.check_vocabulary(lambda *_: ...).status == "open"
-    assert lesson.check_speed(speed).status == "right"
-    assert lesson.check_speed(lambda steps, c, v: sum(a for _, a in steps) / len(steps)).status == "wrong"
-    assert lesson.check_speed(lambda *_: None).status == "open"
-    assert lesson.check_speed(lambda *_: 1 / 0).status == "wrong"
+    assert checks.check_vocabulary(vocabulary).status == "right"
+    assert checks.check_vocabulary(lambda c, s, stops: sorted(np.argsort(-c)[:s])).status == "wrong"
+    assert checks.check_vocabulary(lambda c, s, stops: sorted({*np.argsort(-c)[:s - len(stops)], *stops})).status == "wrong"
+    assert checks.check_vocabulary(lambda *_: ...).status == "open"
+    assert checks.check_speed(speed).status == "right"
+    assert checks.check_speed(lambda steps, c, v: sum(a for _, a in steps) / len(steps)).status == "wrong"
+    assert checks.check_speed(lambda *_: None).status == "open"
+    assert checks.check_speed(lambda *_: 1 / 0).status == "wrong"

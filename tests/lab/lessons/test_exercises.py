@@ -14,6 +14,8 @@ import pytest
 
 from spin_core import theory
 from spin_core.lab import lessons
+from spin_core.lab.lessons import checking
+from spin_core.lab.lessons.l1_speculation import checks
 
 MODULES = list(pkgutil.walk_packages(lessons.__path__, "spin_core.lab.lessons."))
 NOTEBOOKS = sorted((Path(__file__).parents[3] / "notebooks").glob("*.ipynb"))
@@ -39,29 +41,29 @@ WRONG_REPLACEMENTS = {
 
 @pytest.mark.parametrize("answer", [None, ...])
 def test_untouched_exercises_are_open(answer):
-    for check in (lessons.check_replacement_distribution, lessons.check_choose_gamma):
+    for check in (checks.check_replacement_distribution, checks.check_choose_gamma):
         assert check(lambda *_: answer).status == "open"
 
 
-def test_replacement_law_right():
-    assert lessons.check_replacement_distribution(right_replacement).status == "right"
+def test_replacement_right():
+    assert checks.check_replacement_distribution(right_replacement).status == "right"
 
 
 @pytest.mark.parametrize("name", WRONG_REPLACEMENTS)
-def test_replacement_law_wrong(name):
+def test_replacement_wrong(name):
     solution, reason = WRONG_REPLACEMENTS[name]
-    answer = lessons.check_replacement_distribution(solution)
+    answer = checks.check_replacement_distribution(solution)
     assert answer.status == "wrong"
     assert reason in answer.message
 
 
-def test_replacement_law_must_not_change_its_inputs():
+def test_replacement_must_not_change_its_inputs():
     def solution(p, q):
         distribution = right_replacement(p, q)
         p -= q
         return distribution
 
-    assert "changes its inputs" in lessons.check_replacement_distribution(solution).message
+    assert "changes its inputs" in checks.check_replacement_distribution(solution).message
 
 
 def right_gamma(alpha, cost):
@@ -80,20 +82,20 @@ WRONG_GAMMAS = {
 
 
 def test_choose_gamma_right():
-    assert lessons.check_choose_gamma(right_gamma).status == "right"
-    assert lessons.check_choose_gamma(lambda a, c: np.int64(right_gamma(a, c))).status == "right"
+    assert checks.check_choose_gamma(right_gamma).status == "right"
+    assert checks.check_choose_gamma(lambda a, c: np.int64(right_gamma(a, c))).status == "right"
 
 
 @pytest.mark.parametrize("name", WRONG_GAMMAS)
 def test_choose_gamma_wrong(name):
     solution, reason = WRONG_GAMMAS[name]
-    answer = lessons.check_choose_gamma(solution)
+    answer = checks.check_choose_gamma(solution)
     assert answer.status == "wrong"
     assert reason in answer.message
 
 
 def test_answers_show_as_text_and_as_html():
-    answer = lessons.Answer("wrong", "p < q & so on")
+    answer = checking.Answer("wrong", "p < q & so on")
     assert repr(answer) == "✘ p < q & so on"
     assert "p &lt; q &amp; so on" in answer._repr_html_()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spin_core.lab.lessons.l6_verify_kernel import checks as checks
+from spin_core.lab.lessons.l6_verify_kernel import checks
 
 triton = pytest.importorskip("triton")
 ladder = pytest.importorskip("spin_core.lab.lessons.l6_verify_kernel.ladder")

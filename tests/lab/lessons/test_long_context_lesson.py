@@ -10,12 +10,10 @@ import tiny
 
 from spin_core.lab.results import figures
 from spin_core.lab.lessons import look as base
-from spin_core.lab.lessons.l9_long_context import measure as lesson
+from spin_core.lab.lessons.l9_long_context import checks, measure as lesson, plots, widgets
 from spin_core.lab.lessons.stored import stored
-from spin_core.lab.lessons.l9_long_context import plots as plots
 from spin_core.lab.simulate.recording import Recording
 from spin_core.lab.simulate import spire
-from spin_core.lab.lessons.l9_long_context import widgets as widgets
 
 
 def test_the_multipliers_are_the_published_ones_and_follow_from_the_passes():
@@ -124,8 +122,8 @@ def test_a_recorded_ladder_is_found_and_a_missing_one_is_none(monkeypatch, tmp_p
 
 
 @pytest.mark.parametrize("check, right, wrong", [
-    (lesson.check_crossing, lambda w, c, b: w / (b * c), lambda w, c, b: w / c),
-    (lesson.check_entry, lambda p, s, r: p if p < s else s + (p - s) % r, lambda p, s, r: p % (s + r))])
+    (checks.check_crossing, lambda w, c, b: w / (b * c), lambda w, c, b: w / c),
+    (checks.check_entry, lambda p, s, r: p if p < s else s + (p - s) % r, lambda p, s, r: p % (s + r))])
 def test_exercises(check, right, wrong):
     assert check(right).status == "right" and check(wrong).status == "wrong"
     assert check(lambda *a: ...).status == "open"

@@ -11,8 +11,8 @@ import tiny
 
 from spin_core.lab.lessons.l1_speculation import plots
 from spin_core.engine import Engine
-from spin_core.lab.lessons import full_steps, goodput, measured, modelled, phase_milliseconds, sweep
-from spin_core.lab.lessons import show
+from spin_core.lab.lessons import begin, measured, modelled, show
+from spin_core.lab.lessons.l1_speculation.measure import full_steps, goodput, phase_milliseconds, sweep
 from spin_core.request import SamplingParams
 from spin_core.trace import Event
 
@@ -72,3 +72,17 @@ def test_show_saves_the_numbers_and_displays_the_picture_with_its_caption(tmp_pa
     assert told == [("a", "measured", [2.0]), ("b", "modelled", [3.0])]
     assert saved["series"][0]["error"] == [0.1]
     assert (tmp_path / "name.svg").exists()
+
+
+def test_a_lesson_begins_with_its_machine_its_sizes_and_its_folder_of_figures(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(import_module("spin_core.lab.lessons.show"), "display", lambda image: None)
+    assert begin("quick", tmp_path / "here", quick=3, default=5) == 3
+    assert "torch " in (out := capsys.readouterr().out) and "profile quick" in out
+    show("name", plots.theory(0.5, 0.1), measured("a", [1], [2.0]), caption="What it shows.")
+    assert (tmp_path / "here" / "name.json").exists()
+    monkeypatch.chdir(tmp_path)
+    begin("default", quick=3, default=5)
+    show("name", plots.theory(0.5, 0.1), measured("a", [1], [2.0]), caption="What it shows.")
+    assert (tmp_path / "figures" / "name.png").exists(), "beside the notebook, not in the checkout"
+    with pytest.raises(ValueError, match="profile 'Quick': choose quick, default"):
+        begin("Quick", quick=3, default=5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spin_core.lab import lessons
+from spin_core.lab.lessons.l4_decomposition import checks
 
 
 def merge(outs, lses):
@@ -43,31 +43,31 @@ WRONG_MERGES = {
 }
 
 
-@pytest.mark.parametrize("check", [lessons.check_rows, lessons.check_merge])
+@pytest.mark.parametrize("check", [checks.check_rows, checks.check_merge])
 @pytest.mark.parametrize("answer", [None, ...])
 def test_untouched_exercises_are_open(check, answer):
     assert check(lambda *_: answer).status == "open"
 
 
 def test_rows_right():
-    assert lessons.check_rows(lambda lengths, width: sum(-(-n // width) for n in lengths)).status == "right"
-    assert lessons.check_rows(lambda lengths, width: np.ceil(np.array(lengths) / width).sum()).status == "right"
+    assert checks.check_rows(lambda lengths, width: sum(-(-n // width) for n in lengths)).status == "right"
+    assert checks.check_rows(lambda lengths, width: np.ceil(np.array(lengths) / width).sum()).status == "right"
 
 
 @pytest.mark.parametrize("name", WRONG_ROWS)
 def test_rows_wrong(name):
     solution, reason = WRONG_ROWS[name]
-    answer = lessons.check_rows(solution)
+    answer = checks.check_rows(solution)
     assert answer.status == "wrong" and reason in answer.message
 
 
 def test_merge_right():
-    assert lessons.check_merge(merge).status == "right"
-    assert lessons.check_merge(lambda outs, lses: merge(outs, lses).tolist()).status == "right"
+    assert checks.check_merge(merge).status == "right"
+    assert checks.check_merge(lambda outs, lses: merge(outs, lses).tolist()).status == "right"
 
 
 @pytest.mark.parametrize("name", WRONG_MERGES)
 def test_merge_wrong(name):
     solution, reason = WRONG_MERGES[name]
-    answer = lessons.check_merge(solution)
+    answer = checks.check_merge(solution)
     assert answer.status == "wrong" and reason in answer.message

@@ -13,12 +13,10 @@ from matplotlib.image import imread
 
 from spin_core.lab.bench import pipeline as bench
 from spin_core.engine import Engine
-from spin_core.lab.lessons.l5_pipeline import measure as lesson
+from spin_core.lab.lessons.l5_pipeline import checks, measure as lesson, plots, widgets
 from spin_core.pipeline import Decision, simulate
 from spin_core.lab.lessons.look import png
-from spin_core.lab.lessons.l5_pipeline import plots as plots
 from spin_core.request import SamplingParams
-from spin_core.lab.lessons.l5_pipeline import widgets as widgets
 
 matplotlib.use("Agg")
 PARAMS = SamplingParams(max_new_tokens=24, stop_ids=())
@@ -41,12 +39,12 @@ def best_count(draft, verify, fixed, most):
 
 
 @pytest.mark.parametrize("check, right, wrong", [
-    (lesson.check_finish, finish, [(lambda d, v: sum(d) + sum(v), "taking turns"),
+    (checks.check_finish, finish, [(lambda d, v: sum(d) + sum(v), "taking turns"),
                                    (lambda d, v: max(sum(d), sum(v)), "The ideal forgets"),
                                    (lambda d, v: "soon", "a number of seconds"),
                                    (lambda d, v: 1 / 0, "raised ZeroDivisionError")]),
-    (lesson.check_best_count, best_count, [(lambda *a: 1, "a round"), (lambda *a: 0, "a number in 1"),
-                                           (lambda *a: 2.0, "a number in 1"), (lambda *a: 1 / 0, "raised ZeroDivisionError"),
+    (checks.check_best_count, best_count, [(lambda *a: 1, "a round"), (lambda *a: 0, "not in 1 ... 9"),
+                                           (lambda *a: 2.0, "whole number"), (lambda *a: 1 / 0, "raised ZeroDivisionError"),
                                            (lambda *a: 2, "a round"), (lambda *a: 9, "a round")])])
 def test_exercises(check, right, wrong):
     assert check(lambda *a: ...).status == "open" and check(lambda *a: None).status == "open"

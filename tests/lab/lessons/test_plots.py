@@ -40,7 +40,7 @@ FIGURES = {
     "text of one word longer than a line": lambda: plots.text_by_fate(["x" * 300], ["replacement"]),
     "text of nothing": lambda: plots.text_by_fate([], []),
     "steps": lambda: plots.steps([REJECTING, ACCEPTING, CUT, PLAIN], title="t"),
-    "law": lambda: plots.distribution(["a", "b"], [0.7, 0.3], {"one, two": [0.6, 0.4], "b": [0.1, 0.9]}, count=10,
+    "law": lambda: plots.outcomes(["a", "b"], [0.7, 0.3], {"one, two": [0.6, 0.4], "b": [0.1, 0.9]}, count=10,
                              distances={"one, two": 0.1, "b": 0.6}, noise=0.2),
     "expected_tokens": lambda: plots.expected_tokens([1, 3], [1.4, 1.9], [0.1, 0.1], COUNTS),
     "acceptance_by_position": lambda: plots.acceptance_by_position({"a": COUNTS, "none": ([0] * 3, [0] * 3)}),
@@ -77,7 +77,7 @@ def test_every_place_of_a_step_renders(step):
     assert len(set(pictures)) == len(pictures), "places look different"
 
 
-def test_a_step_shows_the_laws_of_its_place_and_says_what_happened():
+def test_a_step_shows_the_distributions_of_its_place_and_says_what_happened():
     figure = plots.step(REJECTING, 1, title="Step 1 of 9")
     text = words(figure)
     assert "Step 1 of 9" in text
@@ -85,10 +85,10 @@ def test_a_step_shows_the_laws_of_its_place_and_says_what_happened():
     bars = [[bar.get_width() for bar in ax.patches] for ax in figure.axes[1:]]
     assert bars == [REJECTING.places[1].p, REJECTING.places[1].q, REJECTING.places[1].residual]
     assert "< p: accepted." in words(plots.step(REJECTING, 0))
-    assert "nobody looked" in words(plots.step(REJECTING, 2))
+    assert "was drafted but not tested: the draft ended" in words(plots.step(REJECTING, 2))
     assert "not reached" in words(plots.step(REJECTING, 3))
     assert "the target adds ␣$x_ from p." in words(plots.step(ACCEPTING, 2))
-    assert "nothing was drafted, so the target writes ␣the" in words(plots.step(PLAIN, 0))
+    assert "nothing was drafted, so the target draws ␣the from p" in words(plots.step(PLAIN, 0))
     with pytest.raises(ValueError, match="were the distributions recorded"):
         plots.step(Step("", ["a"], ["accepted"], "b", "bonus"), 0)
 

@@ -11,10 +11,8 @@ import pytest
 
 from spin_core.lab.lessons import look as base
 from spin_core.lab.bench import peers
-from spin_core.lab.lessons.l3_selection import measure as lesson
-from spin_core.lab.lessons.l3_selection import plots as plots
+from spin_core.lab.lessons.l3_selection import checks, measure as lesson, plots, widgets
 from spin_core.lab.simulate.synthetic import synthetic
-from spin_core.lab.lessons.l3_selection import widgets as widgets
 
 GAMMAS = {"reads": 4, "copies": 4}
 
@@ -130,11 +128,11 @@ def test_the_exercises_know_right_from_wrong():
         values = sorted((w for row in worth for w in row), reverse=True)
         return max(range(len(values) + 1), key=lambda n: (len(worth) + sum(values[:n])) / cost(len(worth) + n))
 
-    assert lesson.check_shrink(shrink).status == lesson.check_budget(budget).status == "right"
-    assert lesson.check_shrink(lambda *a: ...).status == lesson.check_budget(lambda *a: None).status == "open"
-    assert "divides by zero" in lesson.check_shrink(lambda tokens, seconds, r, t: tokens / seconds).message
-    assert lesson.check_budget(lambda worth, cost: sum(map(len, worth))).status == "wrong"
-    assert lesson.check_budget(lambda worth, cost: 1 / 0).status == "wrong"
+    assert checks.check_shrink(shrink).status == checks.check_budget(budget).status == "right"
+    assert checks.check_shrink(lambda *a: ...).status == checks.check_budget(lambda *a: None).status == "open"
+    assert "divides by zero" in checks.check_shrink(lambda tokens, seconds, r, t: tokens / seconds).message
+    assert checks.check_budget(lambda worth, cost: sum(map(len, worth))).status == "wrong"
+    assert checks.check_budget(lambda worth, cost: 1 / 0).status == "wrong"
 
 
 def test_unknown_workloads_are_refused():

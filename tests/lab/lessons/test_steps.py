@@ -6,8 +6,7 @@ import pytest
 import tiny
 
 from spin_core.engine import Engine
-from spin_core.lab.lessons import read_steps
-from spin_core.lab.lessons.l1_speculation.steps import FATES
+from spin_core.lab.lessons.l1_speculation.steps import FATES, read_steps
 from spin_core.request import SamplingParams
 from spin_core.trace import Event
 
@@ -35,7 +34,7 @@ def test_the_steps_spell_the_text_and_end_as_they_must(drafter):
         assert len(step.places) == len(step.drafted) + 1
 
 
-def test_the_places_show_the_laws_and_the_test_that_was_made():
+def test_the_places_show_the_distributions_and_the_test_that_was_made():
     _, steps = run()
     seen = {fate: 0 for fate in FATES}
     for step in steps:
@@ -61,7 +60,7 @@ def test_the_places_show_the_laws_and_the_test_that_was_made():
     assert all(seen.values()), "the run should show every fate at least once"
 
 
-def test_greedy_requests_have_one_hot_laws_and_no_random_number():
+def test_greedy_requests_have_one_hot_distributions_and_no_random_number():
     _, steps = run(temperature=0.0)
     for step in steps:
         for place in step.places:

@@ -12,12 +12,10 @@ from ipywidgets import HTML, Dropdown, FloatSlider, IntSlider, Text
 from scipy import stats
 
 from spin_core.engine import Engine
-from spin_core.lab.lessons.l8_token_trees import steps as tree_steps, measure as trees
+from spin_core.lab.lessons.l8_token_trees import checks, measure as trees, plots, steps as tree_steps, widgets
 from spin_core.lab.lessons.l6_verify_kernel.rules import P
-from spin_core.lab.lessons.l8_token_trees import plots as plots
 from spin_core.request import SamplingParams
 from spin_core.trace import Event
-from spin_core.lab.lessons.l8_token_trees import widgets as widgets
 
 NAME = "tree:near,same:2,1"
 
@@ -45,7 +43,7 @@ def test_the_steps_are_the_answer(engine):
 
 
 @pytest.mark.parametrize("drawing", ["without_replacement", "independent", "top_k"])
-def test_the_walk_emits_by_the_targets_law(drawing):
+def test_the_walk_emits_by_the_targets_distribution(drawing):
     walks = [tree_steps.walk(drawing, seed) for seed in range(1200)]
     seen = Counter(w[-1].token for w in walks)
     assert stats.chisquare([seen[t] for t in range(len(P))], (P / P.sum() * len(walks)).numpy()).pvalue > 1e-4
@@ -72,17 +70,17 @@ def test_exercise_checks():
         left[elders] = 0
         return left / left.sum()
 
-    assert tree_steps.check_tested_distribution(distribution).status == "right"
-    assert tree_steps.check_tested_distribution(lambda q, e: ...).status == "open"
+    assert checks.check_tested_distribution(distribution).status == "right"
+    assert checks.check_tested_distribution(lambda q, e: ...).status == "open"
     for wrong, why in ((lambda q, e: q, "elder siblings [2]"), (lambda q, e: distribution(q, e) * 2, "sums to"),
                        (lambda q, e: np.where(distribution(q, e) > 0, 1, 0) / (distribution(q, e) > 0).sum(), "proportions"),
                        (lambda q, e: q[:2], "shape"), (lambda q, e: q.__setitem__(0, 0), "")):
-        answer = tree_steps.check_tested_distribution(wrong)
+        answer = checks.check_tested_distribution(wrong)
         assert answer.status != "right" and why in answer.message
-    assert tree_steps.check_tree_tokens(tree_steps.expected_tokens).status == "right"
-    answer = tree_steps.check_tree_tokens(lambda parents, rates: tree_steps.expected_tokens(parents, rates) - 1)
+    assert checks.check_tree_tokens(checks.expected_tokens).status == "right"
+    answer = checks.check_tree_tokens(lambda parents, rates: checks.expected_tokens(parents, rates) - 1)
     assert answer.status == "wrong" and "own token" in answer.message
-    assert tree_steps.check_tree_tokens(lambda parents, rates: 1 / 0).status == "wrong"
+    assert checks.check_tree_tokens(lambda parents, rates: 1 / 0).status == "wrong"
 
 
 def test_findings_on_width_are_read_off_the_numbers():

@@ -11,8 +11,7 @@ import torch
 
 from spin_core.lab.lessons.l1_speculation import plots
 from spin_core.lab.lessons import look
-from spin_core.lab.lessons.l6_verify_kernel import times as verify_times
-from spin_core.lab.lessons.l6_verify_kernel import plots as verify_kernel
+from spin_core.lab.lessons.l6_verify_kernel import measure as verify_times, plots as verify_kernel
 
 
 def words(figure) -> list[str]:
@@ -43,7 +42,7 @@ def test_loads_are_counted():
     if not triton.knobs.runtime.interpret:
         pytest.skip("the kernel is compiled in this process")
     from spin_core.lab.lessons.l6_verify_kernel import ladder as kernel_ladder
-    from spin_core.lab.lessons.l6_verify_kernel.reads import rows_read
+    from spin_core.lab.lessons.l6_verify_kernel.measure import rows_read
 
     logits = torch.randn(3, 200)
     assert rows_read(lambda: kernel_ladder.logsumexp(logits[1:]), logits, torch.zeros(2, 5)) == [[0, 1, 1], [0, 0]]

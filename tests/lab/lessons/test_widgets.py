@@ -6,6 +6,7 @@ import pytest
 from ipywidgets import Button, Dropdown, FloatSlider, IntSlider
 from test_plots import ACCEPTING, CUT, PLAIN, REJECTING
 
+from spin_core.lab.lessons import look
 from spin_core.lab.lessons.l1_speculation import plots, widgets
 from spin_core.lab.lessons.l1_speculation.steps import Step
 
@@ -16,7 +17,7 @@ def drawn(monkeypatch) -> list[tuple]:
     calls = []
     for name in ("step", "theory", "acceptance_by_position"):
         monkeypatch.setattr(plots, name, lambda *a, _name=name, **k: calls.append((_name, a, k)))
-    monkeypatch.setattr(plots, "png", lambda figure: f"picture {len(calls)}".encode())
+    monkeypatch.setattr(look, "png", lambda figure: f"picture {len(calls)}".encode())
     return calls
 
 
@@ -59,7 +60,7 @@ def test_one_move_is_one_picture(drawn):
 
 @pytest.mark.parametrize("steps", [[], [Step("", ["a"], ["accepted"], "b", "bonus")]])
 def test_stepper_says_what_it_needs(steps):
-    with pytest.raises(ValueError, match="record_laws"):
+    with pytest.raises(ValueError, match="record_probs"):
         widgets.stepper(steps)
 
 

@@ -4,6 +4,7 @@ recording's."""
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,8 +15,8 @@ from spin_core.pipeline.schedule import DRAFT, VERIFY
 from spin_core.select import make
 from spin_core.lab.simulate.replay import replay
 from spin_core.lab.simulate.acceptance import recording
-from spin_core.lab.simulate.arrivals import bursty, poisson
-from spin_core.lab.simulate.costs import Roofline, Tables
+from spin_core.lab.simulate.arrivals import bursty, poisson, times
+from spin_core.lab.simulate.costs import Roofline, Tables, Verified
 from spin_core.lab.simulate.profiles import DRAFTERS, HARDWARE, TARGETS
 from spin_core.lab.simulate.simulator import simulate
 
@@ -51,6 +52,11 @@ def assert_sound(run, rec, batch: int, kv_tokens: int | None = None) -> None:
         assert (s["start"][mine][1:] >= s["end"][mine][:-1] - 1e-12).all()
 
 
+def sequential_seconds(run) -> float:
+    """What the same steps take one after another, drafters and target never side by side."""
+    return float((run.steps["draft"] + run.steps["end"] - run.steps["begin"]).sum())
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), policy=st.sampled_from(POLICIES), batch=st.integers(1, 9),
        strategy=st.sampled_from(("padded", "decomposed")), shared=st.booleans(), seed=st.integers(0, 99))
@@ -77,15 +83,15 @@ def test_pipelining_only_ever_hides_work(policy, groups, shared, seed):
     """The same steps, one after the other, take at least as long; on one shared device exactly as long."""
     rec = MIX.take(np.random.default_rng(seed).choice(len(MIX), 10))
     run = simulate(rec, COSTS["decomposed", shared], policy, batch=6, micro_batches=groups)
-    assert run.seconds <= run.sequential_seconds * (1 + 1e-9)
+    assert run.seconds <= sequential_seconds(run) * (1 + 1e-9)
     if shared or groups == 1:
-        assert run.seconds == pytest.approx(run.sequential_seconds)
+        assert run.seconds == pytest.approx(sequential_seconds(run))
 
 
 def test_drafting_hides_behind_verification():
     rec = MIX.take(range(40))
     run = simulate(rec, COSTS["decomposed", False], "1.4B", batch=8, micro_batches=2)
-    assert run.seconds < 0.8 * run.sequential_seconds
+    assert run.seconds < 0.8 * sequential_seconds(run)
     schedule = run.schedule()
     assert schedule.busy(VERIFY) == pytest.approx((run.steps["end"] - run.steps["begin"]).sum())
     assert schedule.busy_share(DRAFT) <= 1
@@ -152,18 +158,43 @@ def test_load_500_requests_over_time_none_lost():
 
 def test_arrivals_have_the_rate_they_promise():
     rng = np.random.default_rng(1)
-    for times in (poisson(4000, 5.0, rng), bursty(4000, 5.0, 8.0, rng)):
-        assert 4000 / times[-1] == pytest.approx(5.0, rel=0.15)
-        assert (np.diff(times) >= 0).all()
+    for arrived in (poisson(4000, 5.0, rng), bursty(4000, 5.0, 8.0, rng)):
+        assert 4000 / arrived[-1] == pytest.approx(5.0, rel=0.15)
+        assert (np.diff(arrived) >= 0).all()
     assert (np.diff(bursty(4000, 5.0, 8.0, rng)) == 0).mean() == pytest.approx(7 / 8, abs=0.03)
 
 
 @pytest.mark.parametrize("wrong, message", [
     (dict(batch=0), "batch 0"), (dict(batch=2, micro_batches=3), "micro_batches 3"), (dict(gamma=-1), "gamma -1"),
-    (dict(arrivals=[0.0]), "1 arrivals"), (dict(kv_tokens=3), "kv_tokens = 3")])
+    (dict(arrivals=[0.0]), "1 arrivals"), (dict(kv_tokens=3), "kv_tokens = 3"), (dict(batch=1.5), "batch 1.5"),
+    (dict(micro_batches=1.5), "micro_batches 1.5"), (dict(gamma=1.5), "gamma 1.5"),
+    (dict(arrivals=[float("nan")] * len(MIX)), "finite times"), (dict(arrivals=[float("inf")] * len(MIX)), "finite"),
+    (dict(kv_tokens=float("nan")), "kv_tokens = nan"), (dict(capacities={"68M": 3}), "capacities need a selector")])
 def test_what_cannot_be_served_is_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         simulate(MIX, COSTS["padded", False], "68M", **wrong)
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 0.0, -1.0])
+def test_seconds_of_a_verification_that_cannot_be_are_refused(seconds):
+    costs = SimpleNamespace(shared=False, draft=lambda *_: 0.01, reading=lambda *_: 0.0,
+                            verify=lambda *_: Verified(seconds, 1, 0))
+    with pytest.raises(ValueError, match="a verification of 8 requests takes"):
+        simulate(MIX, costs, "68M")
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -0.01])
+def test_seconds_of_a_draft_that_cannot_be_are_refused(seconds):
+    costs = SimpleNamespace(shared=False, draft=lambda *_: seconds, reading=lambda *_: 0.0,
+                            verify=lambda *_: Verified(0.01, 1, 0))
+    with pytest.raises(ValueError, match="68M drafts for"):
+        simulate(MIX, costs, "68M")
+
+
+def test_no_arrivals_of_either_kind():
+    assert len(times("bursty", 0, 1.0)) == len(times("poisson", 0, 1.0)) == 0
+    with pytest.raises(ValueError, match="count"):
+        times("poisson", -1, 1.0)
 
 
 def test_unknown_drafters_are_refused():

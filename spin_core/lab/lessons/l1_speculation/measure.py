@@ -32,9 +32,9 @@ def sweep(engine: "Engine", prompts: "Iterable[Prompt]", params: SamplingParams,
     runs: dict[Setting, list[Run]] = {setting: [] for setting in settings}
     for prompt in prompts:
         for drafter, gamma in settings:
-            told = len(engine.trace.events)
+            start = len(engine.trace.events)
             engine.generate([prompt], params, drafter=drafter, gamma=gamma)
-            runs[drafter, gamma].append([e for e in engine.trace.events[told:] if e.emitted])
+            runs[drafter, gamma].append([e for e in engine.trace.events[start:] if e.emitted])
     return runs
 
 

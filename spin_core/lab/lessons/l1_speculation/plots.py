@@ -1,9 +1,8 @@
-"""What the first lesson shows: texts by who wrote them, steps and their distributions, acceptance, speed, the theory."""
+"""Lesson 1's figures: a text by the origin of its tokens, steps and their distributions, acceptance, speed, theory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,18 +15,16 @@ from spin_core.lab.lessons.look import (
     BLUE, GREEN, ORANGE, PURPLE, RED, SKY, INK, GREY, LIGHT, P_COLOUR, Q_COLOUR, RESIDUAL_COLOUR, WIDTH, MONO,
     styled, label, look, tint, characters, apart,
 )
-
-if TYPE_CHECKING:
-    from spin_core.lab.lessons.l1_speculation.steps import Step
+from spin_core.lab.lessons.l1_speculation.steps import Step
 
 Counts = tuple[Sequence[int], Sequence[int]]
-"""How often place 1, 2, ... of a draft was looked at, and accepted:
+"""How often place 1, 2, ... of a draft was tested, and accepted:
 :func:`spin_core.theory.position_counts`."""
 
 FATE_COLOURS = {"accepted": GREEN, "rejected": RED, "replacement": SKY, "bonus": PURPLE, "unseen": GREY}
 FATE_WORDS = {"accepted": "drafted, accepted", "rejected": "drafted, rejected",
               "replacement": "target's replacement", "bonus": "target's bonus token",
-              "unseen": "drafted, never looked at"}
+              "unseen": "drafted, not tested"}
 
 
 def _text_axes(figure: Figure, columns: float, lines: float, rect=(0, 0, 1, 1)) -> Axes:
@@ -63,7 +60,7 @@ def _fate_legend(ax: Axes, y: float, fates: Sequence[str], size: float) -> None:
 
 @styled
 def text_by_fate(tokens: Sequence[str], fates: Sequence[str], *, title: str = "") -> Figure:
-    """A text, token by token, coloured by who supplied each.
+    """A text, token by token, coloured by its origin: the drafter or the target.
 
     ``tokens`` are the texts of the emitted tokens in order, ``fates`` "accepted", "replacement" or "bonus".
     """
@@ -104,7 +101,7 @@ def text_by_fate(tokens: Sequence[str], fates: Sequence[str], *, title: str = ""
     return figure
 
 
-def _strip(ax: Axes, y: float, step: "Step", size: float, columns: float, *, before: int,
+def _strip(ax: Axes, y: float, step: Step, size: float, columns: float, *, before: int,
            number: int = 0) -> list[float]:
     """A step's tokens on line y, behind the end of the text before it; the centre of every place."""
     context = label(step.before, 10**6).replace("␣", " ") if step.before else "(start)"
@@ -130,7 +127,7 @@ def _strip(ax: Axes, y: float, step: "Step", size: float, columns: float, *, bef
 
 
 @styled
-def steps(shown: Sequence["Step"], *, title: str = "") -> Figure:
+def steps(shown: Sequence[Step], *, title: str = "") -> Figure:
     """Several steps below one another: what was drafted, what became of it, what the target added."""
     size, columns = 9.5, characters(9.5)
     top = 3.3 if title else 1.8
@@ -147,11 +144,11 @@ def steps(shown: Sequence["Step"], *, title: str = "") -> Figure:
 
 
 @styled
-def step(shown: "Step", place: int, *, title: str = "") -> Figure:
+def step(shown: Step, place: int, *, title: str = "") -> Figure:
     """One step, and p, q and the residual (p - q)+ at a place (0-based; the last is the bonus place)."""
     if not 0 <= place < len(shown.places):
         raise ValueError(f"step: place {place} of {len(shown.places)}; were the distributions recorded?")
-    distributions, size, columns = shown.places[place], 10, characters(10)
+    here, size, columns = shown.places[place], 10, characters(10)
     figure = Figure(figsize=(WIDTH, 4.4))
     ax = _text_axes(figure, columns, 5.6, (0, 0.69, 1, 0.31))
     ax.text(0.4, 0.55, title, size=11, weight="bold", va="center")
@@ -162,11 +159,11 @@ def step(shown: "Step", place: int, *, title: str = "") -> Figure:
         ax.text(centres[at], 3.95, "▲", ha="center", va="center", size=9, color=INK)
     ax.text(0.4, 5.0, _story(shown, place), size=10, va="center_baseline")
 
-    rows = np.arange(len(distributions.tokens))
-    names = [label(t) if i < len(rows) - 1 else t for i, t in enumerate(distributions.tokens)]
-    limit = max([*distributions.p, *distributions.q, 0.05]) * 1.18
-    panels = [("p, the target", distributions.p, P_COLOUR), ("q, the drafter", distributions.q, Q_COLOUR),
-              ("(p − q)₊, what q leaves", distributions.residual, RESIDUAL_COLOUR)]
+    rows = np.arange(len(here.tokens))
+    names = [label(t) if i < len(rows) - 1 else t for i, t in enumerate(here.tokens)]
+    limit = max([*here.p, *here.q, 0.05]) * 1.18
+    panels = [("p, the target", here.p, P_COLOUR), ("q, the drafter", here.q, Q_COLOUR),
+              ("(p − q)₊, what q leaves", here.residual, RESIDUAL_COLOUR)]
     for k, (name, values, colour) in enumerate(panels):
         panel = figure.add_axes((0.135 + k * 0.29, 0.07, 0.265, 0.55))
         panel.set_title(name, color=INK, fontsize=10.5, pad=5)
@@ -174,7 +171,7 @@ def step(shown: "Step", place: int, *, title: str = "") -> Figure:
         panel.grid(axis="y", visible=False)
         panel.xaxis.set_major_locator(MaxNLocator(4, min_n_ticks=3))
         panel.set_yticklabels(names if k == 0 else [], family=MONO, fontsize=9.5)
-        if not values or (k == 2 and not distributions.q):
+        if not values or (k == 2 and not here.q):
             panel.text(0.5, 0.5, "nothing drafted here", transform=panel.transAxes, ha="center", color=GREY)
             continue
         panel.barh(rows, values, color=colour, height=0.62)
@@ -183,31 +180,31 @@ def step(shown: "Step", place: int, *, title: str = "") -> Figure:
                 panel.text(value + limit * 0.015, row, f"{value:.3f}".lstrip("0"), va="center", size=8.5)
         if k == 0:
             for row, tick in enumerate(panel.get_yticklabels()):
-                if row == distributions.drafted:
+                if row == here.drafted:
                     tick.set(color="#9A6A00", weight="bold")
-                if row == distributions.emitted:
+                if row == here.emitted:
                     tick.set(color=BLUE, weight="bold")
     return figure
 
 
-def _story(step: "Step", place: int) -> str:
+def _story(step: Step, place: int) -> str:
     """One sentence: what happened at this place."""
-    distributions, first = step.places[place], f"Place {place + 1}: "
+    here, first = step.places[place], f"Place {place + 1}: "
     if place == len(step.drafted):
         if not step.drafted:
-            return f"{first}nothing was drafted, so the target writes {label(step.own)} from p as ever."
+            return f"{first}nothing was drafted, so the target draws {label(step.own)} from p, as in plain decoding."
         if step.own_fate == "bonus":
             return f"{first}all drafted tokens were accepted; the target adds {label(step.own)} from p."
         return f"{first}the bonus place, not reached this time."
-    token = label(distributions.tokens[distributions.drafted])
+    token = label(here.tokens[here.drafted])
     if step.fates[place] == "unseen":
-        return f"{first}{token} was drafted, but nobody looked: the draft had ended before."
-    p, q = distributions.p[distributions.drafted], distributions.q[distributions.drafted]
+        return f"{first}{token} was drafted but not tested: the draft ended at an earlier place."
+    p, q = here.p[here.drafted], here.q[here.drafted]
     accepted = step.fates[place] == "accepted"
     verdict = "accepted" if accepted else f"rejected; {label(step.own)} is drawn from (p − q)₊"
-    if distributions.u is None:
+    if here.u is None:
         return f"{first}{token} has q = {q:.3f}, p = {p:.3f}: {verdict}."
-    test = f"u·q = {distributions.u:.3f}·{q:.3f} = {distributions.u * q:.3f} {'<' if accepted else '≥'} p"
+    test = f"u·q = {here.u:.3f}·{q:.3f} = {here.u * q:.3f} {'<' if accepted else '≥'} p"
     return f"{first}{token} has q = {q:.3f}, p = {p:.3f}; {test}: {verdict}."
 
 
@@ -215,26 +212,27 @@ def _story(step: "Step", place: int) -> str:
 
 
 @styled
-def distribution(outcomes: Sequence[str], exact: Sequence[float], samples: Mapping[str, Sequence[float]], *,
-        count: int, distances: Mapping[str, float], noise: float) -> Figure:
+def outcomes(names: Sequence[str], exact: Sequence[float], samples: Mapping[str, Sequence[float]], *,
+             count: int, distances: Mapping[str, float], noise: float) -> Figure:
     """Sampled frequencies against the exact distribution, and each sample's distance beside what chance explains.
 
-    ``exact`` and each of ``samples`` are probabilities of ``outcomes``; every sample holds ``count`` draws.
-    ``distances`` are total variation distances; ``noise`` is what 95 % of lawful samples stay below.
+    ``exact`` and each of ``samples`` are probabilities of the outcomes ``names``; every sample holds ``count`` draws.
+    ``distances`` are total variation distances; ``noise``: 95 % of samples drawn
+    from ``exact`` stay below it.
     """
     figure = Figure(figsize=(WIDTH, 4.3), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[2.5, 1])
-    exact, x = np.asarray(exact, float), np.arange(len(outcomes))
+    exact, x = np.asarray(exact, float), np.arange(len(names))
     spread = 2 * np.sqrt(exact * (1 - exact) / count)
-    left.bar(x, exact, color=tint(P_COLOUR, 0.30), width=0.82, label="exact law of the target")
+    left.bar(x, exact, color=tint(P_COLOUR, 0.30), width=0.82, label="exact distribution of the target")
     low = np.maximum(exact - spread, 0)
     left.bar(x, exact + spread - low, bottom=low, color=tint(P_COLOUR, 0.55), width=0.82, linewidth=0,
              label=f"± 2 standard deviations of {count:,} draws")
     offsets = np.linspace(-0.24, 0.24, len(samples))
-    for (name, values), (colour, marker), shift in zip(samples.items(), SERIES_DISTRIBUTION, offsets):
+    for (name, values), (colour, marker), shift in zip(samples.items(), SAMPLES, offsets):
         left.plot(x + shift, values, marker, color=colour, markeredgecolor="white", markeredgewidth=0.8,
                   label=name)
-    left.set_xticks(x, outcomes, rotation=38, ha="right", rotation_mode="anchor", family=MONO, fontsize=9)
+    left.set_xticks(x, names, rotation=38, ha="right", rotation_mode="anchor", family=MONO, fontsize=9)
     top = max([*(exact + spread), *(max(values) for values in samples.values())])
     left.set(ylabel="probability", ylim=(0, 1.42 * top), xlim=(-0.6, len(x) - 0.4))
     left.grid(axis="x", visible=False)
@@ -242,7 +240,7 @@ def distribution(outcomes: Sequence[str], exact: Sequence[float], samples: Mappi
     left.set_title("The first tokens, over many seeds")
 
     y = np.arange(len(samples))
-    for row, (name, (colour, marker)) in enumerate(zip(samples, SERIES_DISTRIBUTION)):
+    for row, (name, (colour, marker)) in enumerate(zip(samples, SAMPLES)):
         right.plot([0, distances[name]], [row, row], color=colour, linewidth=2)
         right.plot(distances[name], row, marker, color=colour, markersize=8, markeredgecolor="white")
         right.text(distances[name], row - 0.2, f"{distances[name]:.3f}", ha="center", size=9.5)
@@ -250,12 +248,12 @@ def distribution(outcomes: Sequence[str], exact: Sequence[float], samples: Mappi
     right.set_yticks(y, [n.replace(", ", ",\n") for n in samples])
     right.set(ylim=(len(samples) - 0.35, -0.55), xlim=(0, max([noise, *distances.values()]) * 1.2))
     right.grid(axis="y", visible=False)
-    right.set_xlabel("total variation distance\n(grey: 95 % of lawful samples)")
-    right.set_title("Distance from the law")
+    right.set_xlabel("total variation distance\n(grey: 95 % of correct samples)")
+    right.set_title("Distance from the target")
     return figure
 
 
-SERIES_DISTRIBUTION = [("#444444", "o"), (GREEN, "D"), (RED, "X")]
+SAMPLES = [("#444444", "o"), (GREEN, "D"), (RED, "X")]
 
 
 @styled
@@ -263,7 +261,7 @@ def expected_tokens(gammas: Sequence[int], measured: Sequence[float], errors: Se
                     counts: Counts) -> Figure:
     """Tokens per target pass by gamma: measured, the formula with one alpha, and with one for every place.
 
-    ``errors`` are half-widths. ``counts`` are how often place 1, 2, ... was looked at and accepted, for as
+    ``errors`` are half-widths. ``counts`` are how often place 1, 2, ... was tested and accepted, for as
     many places as the largest gamma; both formulas take their alphas from there.
     """
     alpha, by_position = formulas.one_rate(*counts) or 0.0, formulas.rates(*counts)
@@ -303,7 +301,7 @@ def _positions(ax: Axes, counts: Mapping[str, Counts], colours: Sequence[str] | 
                 zorder=3)
         if (overall := formulas.one_rate(tested, accepted)) is not None:
             ax.axhline(overall, color=colour, linestyle="--", linewidth=1.1, alpha=0.8)
-    ax.set(xlabel="place in the draft", ylabel="accepted, if looked at", ylim=(0, 1.04),
+    ax.set(xlabel="place in the draft", ylabel="accepted, if tested", ylim=(0, 1.04),
            xlim=(0.6, longest + 0.4))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
 
@@ -311,7 +309,7 @@ def _positions(ax: Axes, counts: Mapping[str, Counts], colours: Sequence[str] | 
 @styled
 def acceptance_by_position(counts: Mapping[str, Counts], *,
                            title: str = "Acceptance by place in the draft") -> Figure:
-    """Per curve the acceptance at place 1, 2, ... among the tokens that were looked at, with 95 % intervals.
+    """Per curve the acceptance at place 1, 2, ... among the tokens that were tested, with 95 % intervals.
 
     ``counts`` are (tested, accepted) by place, per curve. Dashed: all places of a curve together.
     """

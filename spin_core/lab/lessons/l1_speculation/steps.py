@@ -13,7 +13,7 @@ from spin_core.trace import Event
 
 FATES = ("accepted", "rejected", "replacement", "bonus", "unseen")
 """Of a token in a step: drafted and accepted; drafted and rejected; the target's own token in its stead;
-the target's own token after a draft accepted whole; drafted, but never looked at, behind a rejection."""
+the target's own token after a draft accepted whole; drafted, but not tested, behind a rejection."""
 
 
 @dataclass

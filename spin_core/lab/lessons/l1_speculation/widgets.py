@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from ipywidgets import Button, Dropdown, FloatSlider, IntSlider
 from matplotlib.figure import Figure
 
 from spin_core.lab.lessons.l1_speculation import plots
+from spin_core.lab.lessons.l1_speculation.steps import Step
 from spin_core.lab.lessons.panel import Panel
 
-if TYPE_CHECKING:
-    from spin_core.lab.lessons.l1_speculation.steps import Step
 
-
-def stepper(steps: Sequence["Step"]) -> Panel:
+def stepper(steps: Sequence[Step]) -> Panel:
     """Go through the steps of a request, and at each through the places of its draft.
 
-    ``steps`` with distributions, as :func:`spin_core.lab.lessons.read_steps` makes them from an engine that records distributions.
+    ``steps`` with distributions, as :func:`spin_core.lab.lessons.l1_speculation.steps.read_steps` makes them.
     Raises ValueError where there is nothing to show.
     """
     if not steps or not all(s.places for s in steps):
@@ -66,7 +63,7 @@ def theory(alpha: float = 0.8, cost: float = 0.05) -> Panel:
 def acceptance(counts: Mapping[str, Mapping[str, plots.Counts]]) -> Panel:
     """Acceptance by place, for the drafters and the workload chosen.
 
-    ``counts[workload][drafter]`` are (tested, accepted) by place, of one length for all.
+    ``counts[workload][drafter]`` are (tested, accepted) by place, all of one length.
     """
     everything = "all"
     drafters = list(next(iter(counts.values())))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,6 @@ from spin_core.lab.distill.corpus import Shard
 from spin_core.lab.distill.drafters import RECIPES, draft_vocabulary, prune
 from spin_core.lab.distill.evaluate import Scores, score, tokens_per_verification
 from spin_core.lab.distill.states import States
-from spin_core.lab.lessons.exercises import Answer, attempt, check, close, said
 
 Curve = tuple[list[float], list[float]]
 
@@ -72,51 +71,3 @@ def agreement_by_place(scores: Sequence[Scores], places: int) -> list[float]:
 def unfed(states: States) -> States:
     """The same without what the target knew: what a fed drafter does when it is starved."""
     return States(torch.zeros_like(states.hidden), states.log_z)
-
-
-@check
-def check_vocabulary(solution: Callable) -> Answer:
-    """Exercise 2.1: ``solution(counts, size, stop_ids)`` are the ``size`` ids of the best draft vocabulary, ascending.
-
-    Checked by what it covers: no set of that size with the stop ids in it may cover more of the text.
-    """
-    rng = np.random.default_rng(1)
-    for vocab, size, stops, ends in ((12, 4, (2,), 0), (50, 10, (0, 49), 0), (30, 30, (5,), 0), (12, 4, (2,), 99)):
-        counts = rng.permutation(np.arange(vocab) + 1)
-        counts[list(stops)] = ends          # it ends every answer, but in a short text it may be rare
-        ids, verdict = attempt(solution, counts.copy(), size, stops)
-        if verdict:
-            return verdict
-        ids = [int(i) for i in ids]
-        if len(ids) != size or len(set(ids)) != size:
-            return Answer("wrong", f"{len(set(ids))} different ids, expected {size} (vocabulary of {vocab}).")
-        if missing := set(stops) - set(ids):
-            return Answer("wrong", f"Stop id {missing.pop()} is missing: such a drafter could never end an answer.")
-        if ids != sorted(ids):
-            return Answer("wrong", "The ids must ascend: column j of the drafter's head is the j-th of them.")
-        others = np.sort(np.delete(counts, list(stops)))[::-1]
-        best = int(counts[list(stops)].sum() + others[:size - len(stops)].sum())
-        if counts[ids].sum() < best:
-            return Answer("wrong", f"They cover {counts[ids].sum()} tokens of {counts.sum()}; {best} are possible.")
-    return Answer("right", "The most frequent ids, and the stop ids whatever their count.")
-
-
-@check
-def check_speed(solution: Callable) -> Answer:
-    """Exercise 2.2: ``solution(steps, c, v)`` is the speed-up of one answer over plain decoding.
-
-    ``steps``: (drafted, accepted) of each verification; ``c`` the cost of a drafted token and ``v[k]`` that of a target
-    pass over k + 1 rows, both in plain passes.
-    """
-    cases = [([(4, 4)], .1, [1, 1, 1, 1, 1]), ([(4, 0), (4, 2), (1, 1), (0, 0)], .05, [1, 1.1, 1.2, 1.3, 1.4]),
-             ([(0, 0)] * 3, .5, [1.0]), ([(2, 1)] * 7, .3, [1, 1.5, 2])]
-    for steps, c, v in cases:
-        answer, verdict = attempt(solution, list(steps), c, list(v))
-        if verdict:
-            return verdict
-        plain = sum(accepted + 1 for _, accepted in steps)
-        expected = plain / sum(drafted * c + v[drafted] for drafted, _ in steps)
-        if not close(answer, expected, 1e-9):
-            hint = "mind the token of the target's own" if len(steps) == 1 else "each step pays for what it drafted"
-            return Answer("wrong", f"{said(answer)} for the steps {steps}, c = {c}; expected {expected:.4f}: {hint}.")
-    return Answer("right", "This is how the table above and every replay of this project count.")

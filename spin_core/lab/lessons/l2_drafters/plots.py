@@ -1,4 +1,4 @@
-"""What the lesson on drafters shows: training, draft vocabularies, fed states, the pool, and who is best for whom."""
+"""Lesson 2's figures: training, draft vocabularies, fed states, the pool, and the best drafter of each request."""
 
 from __future__ import annotations
 
@@ -171,6 +171,3 @@ def pick(prompt: str, speed: Mapping[str, float], chosen: str | None) -> Figure:
     if chosen is not None:
         ax.set_title("Right!" if speed[chosen] >= .98 * speed[best] else f"{best} would have been better")
     return figure
-
-
-__all__ = ["best_share", "fed", "pick", "pool", "training", "vocabulary"]

@@ -1,8 +1,8 @@
-"""What the lesson on selection measures by replay, and the checks of its exercises."""
+"""What the lesson on selection measures by replay."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +10,10 @@ from numpy import ndarray
 
 from spin_core.lab.bench import names
 from spin_core.lab.lessons.cores import on_all_cores
-from spin_core.lab.lessons.exercises import Answer, attempt, check, close, said
 from spin_core.lab.lessons.stored import stored
 from spin_core.select import NONE, make
 from spin_core.lab.simulate.oracle import Planned, oracle_request
-from spin_core.lab.simulate.recording import Passes, Recording
+from spin_core.lab.simulate.recording import Recording
 from spin_core.lab.simulate.replay import Replay, replay
 from spin_core.lab.simulate.synthetic import synthetic
 
@@ -129,47 +128,3 @@ def window(run: Replay, count: int = 24) -> tuple[ndarray, ndarray, ndarray]:
     shares = np.zeros((count, len(run.arms)))
     np.add.at(shares, (inside, run.arm), 1)
     return tokens.cumsum(), tokens / seconds, shares / shares.sum(1, keepdims=True).clip(1)
-
-
-@check
-def check_shrink(solution: Callable) -> Answer:
-    """Exercise 3.1: ``solution(tokens, seconds, pool_rate, pool_seconds)``, a rate shrunk to that of all requests."""
-    for tokens, seconds, rate, trust in ((0, 0.0, 50.0, 0.4), (30, 0.5, 50.0, 0.5), (10, 1.0, 40.0, 0.0),
-                                        (7, 0.1, 20.0, 1e6)):
-        answer, verdict = attempt(solution, tokens, seconds, rate, trust,
-                                  called=f"shrink({tokens}, {seconds}, {rate:g}, {trust:g})")
-        if verdict:
-            return verdict
-        right = (tokens + rate * trust) / (seconds + trust)
-        if not close(answer, right, 1e-6 * right):
-            return Answer("wrong", f"{tokens} tokens in {seconds} s, and {trust:g} s worth of trust in {rate:g} "
-                                   f"tokens/s: you say {said(answer)}, it should be {right:.4g}.")
-    return Answer("right", "A ratio of sums: the request's own books, with a page borrowed from all the others.")
-
-
-@check
-def check_budget(solution: Callable) -> Answer:
-    """Exercise 3.2: ``solution(worth, cost)``: how many of the positions, best first, make tokens per second largest.
-
-    ``worth``: a list of probabilities for B requests each; ``cost(n)``: seconds of a pass over n rows.
-    """
-    def best(worth, cost):
-        values = sorted((w for row in worth for w in row), reverse=True)
-        rates = [(len(worth) + sum(values[:n])) / cost(len(worth) + n) for n in range(len(values) + 1)]
-        return int(np.argmax(rates))
-
-    cases = [([[.9, .8, .7], [.5, .2, .1]], lambda n: 1 + .2 * n), ([[.9, .8], [.5, .2]], lambda n: 1.0),
-             ([[.3, .1], [.2, .0]], lambda n: n), ([[.95, .9, .85, .8]] * 3, Passes((1, 8, 16), (1, 1.1, 3))),
-             ([[.9, .8, .7], [.6, .5, .4]], lambda n: 1 if n <= 2 else 1.6)]
-    for worth, cost in cases:
-        answer, verdict = attempt(solution, [list(row) for row in worth], cost)
-        if verdict:
-            return verdict
-        right = best(worth, cost)
-        if not close(answer, right, 0):
-            return Answer("wrong", f"For worth = {worth} you draft {said(answer)} positions; {right} bring more tokens "
-                                   "per second. Do you count the token that every request gets anyway? And costs may have "
-                                   "a step: the first position behind it may lose and many together gain.")
-    return Answer("right", "Cheap rows: draft all. Dear rows: draft nothing. Between them the sorted list is cut where "
-                           "the next position brings less than the average second does, or, where costs have steps, "
-                           "wherever all numbers compared say.")

@@ -1,4 +1,4 @@
-"""Checks of the exercises on request decomposition."""
+"""Checks of lesson 4's exercises."""
 
 from __future__ import annotations
 
@@ -6,40 +6,36 @@ from collections.abc import Callable
 
 import numpy as np
 
-from spin_core.lab.lessons.exercises import Answer, attempt, check
+from spin_core.lab.lessons.checking import array, ask, check, few, said, wrong
 
 
 @check
-def check_rows(solution: Callable) -> Answer:
-    """Exercise 4.1: ``solution(lengths, width)`` is R(W), the number of pieces of at most ``width`` keys."""
+def check_rows(solution: Callable) -> str:
+    """``solution(lengths, width)`` is R(W), the number of pieces of at most ``width`` keys."""
     rng = np.random.default_rng(0)
     cases = [([5], 5), ([6], 5), ([1, 1, 1], 64), ([64, 128, 129], 64), ([1000] + [100] * 15, 100)]
-    cases += [(rng.integers(1, 900, rng.integers(1, 17)).tolist(), int(rng.integers(1, 400)))
-              for _ in range(50)]
+    cases += [(rng.integers(1, 900, rng.integers(1, 17)).tolist(), int(rng.integers(1, 400))) for _ in range(50)]
     for lengths, width in cases:
-        answer, verdict = attempt(solution, list(lengths), width)
-        if verdict:
-            return verdict
-        right = sum(-(-length // width) for length in lengths)
-        example = f"for lengths {_few(lengths)} and width {width}"
+        answer, right = ask(solution, lengths, width), sum(-(-length // width) for length in lengths)
+        example = f"for lengths {few(lengths)} and width {width}"
         try:
             count = float(answer)
         except (TypeError, ValueError):
-            return Answer("wrong", f"A number of pieces is a number; yours is {answer!r} {example}.")
+            wrong(f"A number of pieces is a number; yours is {said(answer)} {example}.")
         if count != right:
             hint = ""
             if count == -(-sum(lengths) // width):
                 hint = " A piece belongs to one request: round up for each request, then add."
             elif count == sum(length // width for length in lengths):
                 hint = " What is left over at the end of a request is a piece too."
-            return Answer("wrong", f"{count:g} pieces {example}, expected {right}.{hint}")
-    return Answer("right", "Narrower pieces are more pieces, and each needs a copy of its request's queries.")
+            wrong(f"{count:g} pieces {example}, expected {right}.{hint}")
+    return "Narrower pieces are more pieces, and each needs a copy of its request's queries."
 
 
 @check
-def check_merge(solution: Callable) -> Answer:
-    """Exercise 4.2: ``solution(outs, lses)``, of arrays ``[R, T, d]`` and ``[R, T]``, is the attention
-    ``[T, d]`` over all keys of a request that was cut into R pieces."""
+def check_merge(solution: Callable) -> str:
+    """``solution(outs, lses)``, of arrays ``[R, T, d]`` and ``[R, T]``, is the attention ``[T, d]`` over all keys of a
+    request that was cut into R pieces."""
     rng = np.random.default_rng(1)
     plain, one = _cut(rng, 3, 4, 1.0), _cut(rng, 1, 2, 1.0)
     unseen = _cut(rng, 3, 4, 1.0, hide=True)
@@ -47,28 +43,16 @@ def check_merge(solution: Callable) -> Answer:
     for words, (outs, lses, right) in (("three pieces", plain), ("one piece", one),
                                        ("a piece that no query may see (its log-sum-exp is -inf)", unseen),
                                        ("scores in the hundreds", large)):
-        given = outs.copy(), lses.copy()
-        answer, verdict = attempt(solution, *given)
-        if verdict:
-            return verdict
-        try:
-            answer = np.asarray(answer, float)
-        except (TypeError, ValueError):
-            return Answer("wrong", f"The attention is an array of numbers; yours is {answer!r}.")
-        if not (np.array_equal(given[0], outs) and np.array_equal(given[1], lses)):
-            return Answer("wrong", "Your function changes its inputs.")
-        if answer.shape != right.shape:
-            return Answer("wrong", f"With {words} the attention has shape {answer.shape}, expected "
-                                   f"{right.shape}.")
+        answer = array(ask(solution, outs, lses), right.shape, "The attention", f"with {words}")
         if not np.isfinite(answer).all():
-            return Answer("wrong", f"The attention is not finite with {words}. The largest log-sum-exp can "
-                                   "be subtracted from all before exp.")
+            wrong(f"The attention is not finite with {words}. The largest log-sum-exp can be subtracted from all "
+                  "before exp.")
         error = np.abs(answer - right).max()
         if error > 1e-9:
             mean = np.allclose(answer, outs.mean(0))
             hint = " Pieces of more weight count more: is a mean enough?" if mean else ""
-            return Answer("wrong", f"With {words} the attention is off by {error:.2g}.{hint}")
-    return Answer("right", "Cut anywhere, merge, and nothing has changed: that makes decomposition exact.")
+            wrong(f"With {words} the attention is off by {error:.2g}.{hint}")
+    return "However the keys are cut, merging the pieces gives the same attention: decomposition is exact."
 
 
 def _cut(rng: np.random.Generator, pieces: int, queries: int, size: float,
@@ -88,7 +72,3 @@ def _cut(rng: np.random.Generator, pieces: int, queries: int, size: float,
 
     outs, lses = zip(*map(attend, scores, values))
     return np.stack(outs), np.stack(lses), attend(np.concatenate(scores, 1), np.concatenate(values))[0]
-
-
-def _few(numbers: list[int], most: int = 6) -> str:
-    return f"[{', '.join(map(str, numbers[:most]))}{', ...' if len(numbers) > most else ''}]"

@@ -52,8 +52,8 @@ def cost_curve(made: Plan) -> Figure:
 
 @styled
 def packing_and_costs(shown: Plan, cheapest: Plan, asked: int) -> Figure:
-    """Both at once, for a width that somebody ``asked`` for: the rows of ``shown``, and where it is on the
-    curve of ``cheapest``. The size does not depend on the plan."""
+    """The rows of ``shown``, a plan of the width ``asked`` for, and where it is on the cost curve of ``cheapest``.
+    The size does not depend on the plan."""
     figure = Figure(figsize=(WIDTH, 6.4), layout="constrained")
     above, below = figure.subfigures(2, 1, height_ratios=(1.45, 1))
     padding, copies = shown.kv_touched - shown.kv_true, shown.q_touched - sum(shown.q_lens)
@@ -71,7 +71,7 @@ def packing_and_costs(shown: Plan, cheapest: Plan, asked: int) -> Figure:
 def _rows(figure: FigureBase, made: Plan, height: float, title: str | None) -> None:
     """The rows of a plan, ``height`` inches each, in a figure or a part of one."""
     rows = [(piece, pool.width, pool.queries) for pool in made.pools for piece in pool.pieces]
-    rows += [(Piece(b, 0, made.lengths[b]), made.lengths[b], made.q_lens[b]) for b in made.alone]
+    rows += [(Piece(b, 0, made.lengths[b]), made.lengths[b], made.q_lens[b]) for b in made.unpooled]
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1, 8))
     owners = dict.fromkeys(piece.request for piece, _, _ in rows)
     colours = {b: REQUESTS[i % len(REQUESTS)] for i, b in enumerate(owners)}

@@ -1,4 +1,4 @@
-"""What the lesson on the pipeline shows: who works when, goodput by number of micro-batches, the heuristic's climb."""
+"""Lesson 5's figures: when each stage works, goodput by number of micro-batches, the heuristic's climb."""
 
 from __future__ import annotations
 

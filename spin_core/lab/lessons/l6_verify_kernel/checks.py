@@ -1,4 +1,4 @@
-"""Is a rung of the kernel's ladder right? Checks compare it with plain torch, on inputs chosen to find mistakes."""
+"""Checks of lesson 6's kernels, rung by rung, against plain torch on inputs chosen to find mistakes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from spin_core.draft.base import Draft
-from spin_core.lab.lessons.exercises import OPEN, Answer, attempt, check
+from spin_core.lab.lessons.checking import ask, check, wrong
 from spin_core.randomness import ACCEPT, uniform
 from spin_core.request import SamplingParams
 from spin_core.sampling import SamplingBatch
@@ -38,116 +38,95 @@ def reference(x: dict[str, Tensor]) -> chain.Verdict:
 
 
 @check
-def check_logsumexp(rung: Callable, device: str = "cpu") -> Answer:
+def check_logsumexp(rung: Callable, device: str = "cpu") -> str:
     """Rung 1: ``rung(logits [N, V]) -> [N]``."""
     plain = torch.randn(4, 300, generator=torch.Generator().manual_seed(0))
     rising = torch.linspace(-50, 50, 300).expand(2, -1).contiguous()
     for name, logits in (("random logits", plain), ("logits that rise along the row", rising),
                          ("logits of 100 and more", plain + 100), ("a row of 7", plain[:, :7].contiguous())):
-        got, fault = _called(rung, logits.to(device))
-        if fault:
-            return fault
+        got = ask(rung, logits.to(device), called="Your kernel")
         want = logits.logsumexp(-1)
         if not torch.allclose(got.cpu().float(), want, atol=1e-4):
             row = int((got.cpu().float() - want).abs().nan_to_num(torch.inf).argmax())
-            return Answer("wrong", f"For {name} row {row} gives {float(got[row]):.4f}, not {float(want[row]):.4f}.")
-    return Answer("right", "One reading, any size of logits: exp never sees anything above zero.")
+            wrong(f"For {name} row {row} gives {float(got[row]):.4f}, not {float(want[row]):.4f}.")
+    return "One reading, any size of logits: exp never sees anything above zero."
 
 
 @check
-def check_accept(rung: Callable, device: str = "cpu") -> Answer:
+def check_accept(rung: Callable, device: str = "cpu") -> str:
     """Rung 2."""
     x = inputs([1] * 50, 150, seed=1)
     rows = torch.arange(50) * 2
     logits = x["logits"][rows].contiguous()
     args = (logits, x["tokens"], x["q"], x["seed"], x["position"])
-    got, fault = _called(rung, *(a.to(device) for a in args))
-    if fault:
-        return fault
+    got = ask(rung, *(a.to(device) for a in args), called="Your kernel")
     p = logits.softmax(-1)[torch.arange(50), x["tokens"]]
     want = uniform(x["seed"], x["position"], ACCEPT) * x["q"][torch.arange(50), x["tokens"]] < p
-    wrong = int((got.cpu() != want).sum())
-    if wrong:
-        return Answer("wrong", f"{wrong} of 50 tokens meet another fate than u q < p gives them.")
-    return Answer("right", f"{int(want.sum())} of 50 accepted, each as the reference does.")
+    differing = int((got.cpu() != want).sum())
+    if differing:
+        wrong(f"{differing} of 50 tokens are decided otherwise than by u q < p.")
+    return f"{int(want.sum())} of 50 accepted, each as the reference does."
 
 
 @check
-def check_replace(rung: Callable, device: str = "cpu") -> Answer:
+def check_replace(rung: Callable, device: str = "cpu") -> str:
     """Rung 3: by the distribution of many draws, which knows nothing of how they are made."""
     n = 200           # an interpreter takes its time
     logits, q = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().repeat(n, 1), torch.tensor([0.1, 0.5, 0.1, 0.3]).repeat(n, 1)
-    got, fault = _called(rung, logits.to(device), q.to(device), torch.arange(n).to(device),
-                         torch.full((n,), 7).to(device))
-    if fault:
-        return fault
+    got = ask(rung, logits.to(device), q.to(device), torch.arange(n).to(device), torch.full((n,), 7).to(device),
+              called="Your kernel")
     distribution, seen = torch.tensor([0.4, 0.0, 0.05, 0.0]) / 0.45, got.cpu().bincount(minlength=4) / n
     distance = float((seen - distribution).abs().sum() / 2)
     if distance > 0.1:
-        return Answer("wrong", f"Token shares {[round(float(s), 3) for s in seen]} are {distance:.3f} in total "
-                               f"variation from (p - q)+, {[round(float(w), 3) for w in distribution]}.")
-    return Answer("right", f"{n} draws, {distance:.3f} in total variation from (p - q)+ normalised.")
+        wrong(f"Token shares {[round(float(s), 3) for s in seen]} are {distance:.3f} in total "
+              f"variation from (p - q)+, {[round(float(w), 3) for w in distribution]}.")
+    return f"{n} draws, {distance:.3f} in total variation from (p - q)+ normalised."
 
 
 @check
-def check_ragged(rung: Callable, device: str = "cpu") -> Answer:
+def check_ragged(rung: Callable, device: str = "cpu") -> str:
     """Rung 4: and rows behind a rejection hold NaN, which must not matter."""
     x = inputs([4, 0, 2, 8, 1, 3], 60, seed=3, device=device)
     want = reference(x)
     request = torch.arange(6).repeat_interleave(x["cu"].cpu().diff() + 1)
     behind = torch.arange(len(request)) - x["cu"].cpu()[request] - request > want.num_accepted[request]
     x["logits"][behind.to(device)] = torch.nan
-    got, fault = _called(rung, *x.values())
-    if fault:
-        return fault
+    got = ask(rung, *x.values(), called="Your kernel")
     accepted, last = (g.cpu() for g in got)
     for b in range(6):
         text = want.tokens[b, want.num_accepted[b]]
         if (accepted[b], last[b]) != (want.num_accepted[b], text):
-            return Answer("wrong", f"Request {b}: accepted {int(accepted[b])} and token {int(last[b])}, the reference "
-                                   f"says {int(want.num_accepted[b])} and {int(text)}.")
-    return Answer("right", f"Six requests with 0 to 8 drafts; {int(behind.sum())} rows behind rejections hold NaN, "
-                           "and nobody noticed.")
+            wrong(f"Request {b}: accepted {int(accepted[b])} and token {int(last[b])}, the reference "
+                  f"says {int(want.num_accepted[b])} and {int(text)}.")
+    return (f"Six requests with 0 to 8 drafts; {int(behind.sum())} rows behind rejections hold NaN, "
+            "and the verdicts do not depend on them.")
 
 
 @check
-def check_in_place(rung: Callable, device: str = "cpu") -> Answer:
+def check_in_place(rung: Callable, device: str = "cpu") -> str:
     """Rung 5."""
     counts = [4, 0, 2, 8, 1, 3]
     x = inputs(counts, 60, seed=4, device=device)
     want, before = reference(x), x["position"].clone().cpu()
     text, lengths = (torch.full(shape, -9, dtype=torch.int64, device=device) for shape in ((6, 60), (6,)))
-    _, fault = _called(rung, *x.values(), text, lengths, max(counts), nothing=True)
-    if fault:
-        return fault
+    ask(rung, *x.values(), text, lengths, max(counts), called="Your kernel", in_place=True)
     for b in range(6):
         new = want.tokens[b, :want.num_accepted[b] + 1].tolist()
         have = text[b, int(before[b]):int(before[b]) + len(new)].tolist()
         if have != new or int((text[b] != -9).sum()) != len(new):
-            return Answer("wrong", f"Request {b} should get the tokens {new} behind position {int(before[b])}; the "
-                                   f"text there is {have}.")
+            wrong(f"Request {b} should get the tokens {new} behind position {int(before[b])}; the "
+                  f"text there is {have}.")
         if int(x["position"][b]) != int(before[b]) + len(new) or int(lengths[b]) != int(x["position"][b]) - 1:
-            return Answer("wrong", f"Request {b}: position {int(x['position'][b])}, cache length {int(lengths[b])}.")
-    return Answer("right", "Texts, positions and cache lengths are where the next step needs them, on the device.")
+            wrong(f"Request {b}: position {int(x['position'][b])}, cache length {int(lengths[b])}.")
+    return "Texts, positions and cache lengths are where the next step needs them, on the device."
 
 
 @check
-def check_rows_read(solution: Callable) -> Answer:
+def check_rows_read(solution: Callable) -> str:
     """Exercise: ``solution(drafted, accepted)`` is how many rows of logits a request's verdict needs."""
     for drafted, accepted in ((4, 4), (4, 0), (4, 2), (0, 0), (1, 1), (8, 5)):
-        answer, verdict = attempt(solution, drafted, accepted, called=f"rows_read({drafted}, {accepted})")
-        if verdict:
-            return verdict
+        answer = ask(solution, drafted, accepted, called=f"rows_read({drafted}, {accepted})")
         if answer != accepted + 1:
-            return Answer("wrong", f"{drafted} drafted and {accepted} accepted: not {answer} rows. Which row says that "
-                                   "a token is rejected, and which one does the bonus come from?")
-    return Answer("right", "The accepted ones and the one that decides: a rejection or the bonus. Never all of them.")
-
-
-def _called(rung: Callable, *args, nothing: bool = False) -> tuple:
-    try:
-        got = rung(*args)
-    except Exception as error:
-        return None, Answer("wrong", f"Your kernel raised {type(error).__name__}: {str(error)[:200]}")
-    return got, OPEN if not nothing and (got is None or got is Ellipsis) else None
-
+            wrong(f"{drafted} drafted and {accepted} accepted: not {answer} rows. Which row says that "
+                  "a token is rejected, and which one does the bonus come from?")
+    return "The accepted ones and the one that decides: a rejection or the bonus. Never all of them."

@@ -2,7 +2,7 @@
 ``spin_core/verify/kernel.py``.
 
 On a GPU they are compiled, without one Triton's interpreter runs them (TRITON_INTERPRET=1 before Triton is
-imported). Every rung has a function that launches it; :mod:`kernel_checks` tells whether it, or your copy of
+imported). Every rung has a function that launches it; ``checks.py`` tells whether it, or your copy of
 it, does what it should.
 """
 
@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from spin_core import randomness
-from spin_core.verify.kernel_noise import speeds, uniform
+from spin_core.verify.kernel_noise import inverse_exponential, uniform
 
 FINAL = tl.constexpr(randomness.FINAL)
 INF = tl.constexpr(float("inf"))
@@ -88,7 +88,7 @@ def race_of(ROW, Q, lse, seed, position, rejected, vocab, BLOCK: tl.constexpr):
         if rejected:
             q = tl.load(Q + columns, mask=inside, other=0.0)
             weight = tl.where(weight > q, weight - q, 0.0)
-        speed = weight * speeds(seed, position, columns, FINAL)      # 1 / E, from the position's counter
+        speed = weight * inverse_exponential(seed, position, columns, FINAL)      # 1 / E, from the position's counter
         top = tl.max(speed)
         if top > best:
             best = top
@@ -114,7 +114,7 @@ def replace(logits: Tensor, q: Tensor, seed: Tensor, position: Tensor, block: in
 # ---- rung 4: a ragged batch, and no row behind a rejection
 
 @triton.jit
-def judge(LOGITS, TOKENS, CU, Q, SEED, POSITION, b, vocab, BLOCK: tl.constexpr):
+def verify_request(LOGITS, TOKENS, CU, Q, SEED, POSITION, b, vocab, BLOCK: tl.constexpr):
     """Request b: how many of its drafted tokens are accepted, and the token behind them."""
     start, end = tl.load(CU + b), tl.load(CU + b + 1)
     seed, position = tl.load(SEED + b), tl.load(POSITION + b)
@@ -139,7 +139,7 @@ def judge(LOGITS, TOKENS, CU, Q, SEED, POSITION, b, vocab, BLOCK: tl.constexpr):
 @triton.jit
 def ragged_kernel(LOGITS, TOKENS, CU, Q, SEED, POSITION, ACCEPTED, LAST, vocab, BLOCK: tl.constexpr):
     b = tl.program_id(0)
-    accepted, last = judge(LOGITS, TOKENS, CU, Q, SEED, POSITION, b, vocab, BLOCK)
+    accepted, last = verify_request(LOGITS, TOKENS, CU, Q, SEED, POSITION, b, vocab, BLOCK)
     tl.store(ACCEPTED + b, accepted)
     tl.store(LAST + b, last)
 
@@ -152,14 +152,14 @@ def ragged(logits: Tensor, tokens: Tensor, cu: Tensor, q: Tensor, seed: Tensor, 
     return accepted, last
 
 
-# ---- rung 5: in place, so that nobody has to wait for the host
+# ---- rung 5: in place, so that the device never waits for the host
 
 @triton.jit
 def in_place_kernel(LOGITS, TOKENS, CU, Q, SEED, POSITION, TEXT, LENGTHS, vocab, room, WIDTH: tl.constexpr,
                     BLOCK: tl.constexpr):
     b = tl.program_id(0)
     position = tl.load(POSITION + b)
-    accepted, last = judge(LOGITS, TOKENS, CU, Q, SEED, POSITION, b, vocab, BLOCK)
+    accepted, last = verify_request(LOGITS, TOKENS, CU, Q, SEED, POSITION, b, vocab, BLOCK)
     place = tl.arange(0, WIDTH)
     drafted = tl.load(TOKENS + tl.load(CU + b) + place, mask=place < accepted, other=0)
     tl.store(TEXT + b * room + position + place, tl.where(place < accepted, drafted, last), mask=place <= accepted)

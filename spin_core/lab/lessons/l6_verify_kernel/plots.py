@@ -15,16 +15,16 @@ from spin_core.lab.lessons.look import BLUE, GREEN, GREY, INK, ORANGE, RED, SERI
 
 @styled
 def reads(requests: Sequence[tuple[int, int]], logits: Sequence[Sequence[float]],
-          distributions: Sequence[Sequence[float]]) -> Figure:
+          q: Sequence[Sequence[float]]) -> Figure:
     """What was loaded of a ragged batch. ``requests`` holds (drafted, accepted) of each request;
-    ``logits[b]`` how often each of its drafted + 1 rows was read, ``distributions[b]`` the same of the drafter's distributions,
-    one for each draft.
+    ``logits[b]`` how often each of its drafted + 1 rows was read, ``q[b]`` the same of the drafter's distributions, one for
+    each draft.
     """
     most = max(drafted for drafted, _ in requests) + 1
     figure = Figure(figsize=(WIDTH, 1.5 + 0.42 * len(requests)), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=[most, max(1, most - 1)])
     for axes, rows, colour, title in ((left, logits, BLUE, "Rows of the target's logits"),
-                                      (right, distributions, ORANGE, "Rows of the drafter's laws")):
+                                      (right, q, ORANGE, "Rows of the drafter's q")):
         for b, times in enumerate(rows):
             drafted, accepted = requests[b]
             for j, n in enumerate(times):
@@ -55,14 +55,15 @@ def _times(n: float) -> str:
 
 @styled
 def bias(rules: Mapping[str, tuple[float, float]]) -> Figure:
-    """``rules[name]``: total variation between the emitted token's distribution and the target's, and share accepted."""
+    """``rules[name]``: total variation distance between the emitted token's distribution and p, and share accepted."""
     names = list(rules)
     distance, rate = (np.array([rules[name][i] for name in names]) for i in range(2))
     figure = Figure(figsize=(WIDTH, 1.3 + 0.34 * len(names)), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     exact = distance < 1e-9
     at = np.arange(len(names))
-    for axes, values, title in ((left, distance, "Distance from the target's law"), (right, rate, "Drafts accepted")):
+    for axes, values, title in ((left, distance, "Distance from the target's distribution"),
+                                (right, rate, "Drafts accepted")):
         axes.barh(at, values, 0.62, color=[GREEN if ok else RED for ok in exact])
         for y, value in enumerate(values):
             shown = ("0: lossless" if exact[y] else f"{value:.3f}") if axes is left else f"{value:.2f}"

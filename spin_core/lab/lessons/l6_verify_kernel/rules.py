@@ -1,4 +1,4 @@
-"""Ways to test drafted tokens, and what each does to the distribution of the text: by exact enumeration, not by sampling."""
+"""Rules to test drafted tokens, and the exact distribution of the text under each, by enumeration."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from spin_core.verify.tree import trials
 Children = list[tuple[tuple[int, ...], float]]      # every possible list of children, with its probability
 COUNT = 3                                           # of children
 
-# Six tokens: the target's distribution, and the drafter's. An earlier enumeration, over six tokens and three children, found the
-# numbers below, but its distributions were not kept. These were searched for: with them the rules reproduce its numbers.
+# Six tokens: p of the target and q of the drafter. An earlier enumeration over six tokens and three children found the
+# numbers below, but its p and q were not kept. These two were searched for: with them the rules reproduce the numbers.
 P = torch.tensor([0.32, 0.24, 0.19, 0.12, 0.11, 0.02], dtype=torch.float64)
 Q = torch.tensor([0.09, 0.36, 0.30, 0.08, 0.05, 0.12], dtype=torch.float64)
 
@@ -95,7 +95,7 @@ ACCEPTED = {"independent, duplicates kept": 0.79, "independent, tested as one-ho
 
 
 def measure(rule: Rule, p: Tensor = P, q: Tensor = Q) -> tuple[float, float]:
-    """Exactly: total variation between the distribution of the emitted token and ``p [V]``, and the rate of acceptance."""
+    """Exactly: total variation distance between the emitted token's distribution and ``p [V]``, and the acceptance rate."""
     distribution, rate = torch.zeros_like(p), 0.0
     for children, reached in rule.draw(q):
         if reached == 0:

@@ -1,18 +1,17 @@
-"""The exercises of the lesson on the whole system, and the cases that its figures run."""
+"""Lesson 7: the cases that its figures run, and what the benchmarks recorded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from spin_core.lab.bench import names
-from spin_core.lab.lessons.exercises import Answer, attempt, check, close, said
 from spin_core.lab.lessons.stored import stored
 from spin_core.lab.simulate import paper
-from spin_core.lab.simulate.profiles import BYTES, DRAFTERS, HARDWARE, TARGETS, Hardware, Model
+from spin_core.lab.simulate.profiles import BYTES, DRAFTERS, Hardware, Model
 from spin_core.workloads import NAMES as WORKLOADS
 
 HEURISTIC = (("Alpaca", "68M", 8), ("Alpaca", "1.4B", 8), ("Alpaca", "1.4B", 32), ("CP", "1.4B", 32),
@@ -175,37 +174,3 @@ def steps_that_lose(ladders: Mapping[str, Mapping[str, float]]) -> str:
         out.append(f"{rung!r} is below the step before it on {len(below)} of {len(ratios)} data sets"
                    + (f": {named}" if named else ""))
     return "\n".join(out)
-
-
-@check
-def check_floor(solution: Callable) -> Answer:
-    """Exercise 7.1: ``solution(parameters, bytes_per_value, bandwidth)`` is the least time of a pass, in
-    seconds."""
-    for model in (*TARGETS.values(), DRAFTERS["68M"]):
-        for card in HARDWARE.values():
-            if verdict := _judged(f"{model.name} on {card.name}", solution, floor(model, card), model.read, 2,
-                                  card.bandwidth):
-                return verdict
-    return Answer("right", "Every weight crosses the bus once, however many rows there are. Compare with the "
-                           "published times.")
-
-
-@check
-def check_ridge(solution: Callable) -> Answer:
-    """Exercise 7.2: ``solution(arithmetic, stream, bytes_per_value)``, in FLOP/s and bytes/s, is the number of rows
-    from which a product takes longer than reading its weights."""
-    for card in HARDWARE.values():
-        for dtype in card.flops:
-            arithmetic, size = card.arithmetic(dtype), BYTES[dtype]
-            expected = arithmetic * size / (2 * card.stream)
-            if verdict := _judged(f"{card.name}, {dtype}", solution, expected, arithmetic, card.stream, size, slack=1):
-                return verdict
-    return Answer("right", "Up to there a drafted token is verified for free, and cutting the batch saves nothing.")
-
-
-def _judged(where: str, solution: Callable, expected: float, *given, slack: float = 0.0) -> Answer | None:
-    """None if the solution gives what is expected there, within 1 % and ``slack``; else the verdict."""
-    answer, verdict = attempt(solution, *given, called=f"{where}: it")
-    if verdict or close(answer, expected, slack + 0.01 * expected):
-        return verdict
-    return Answer("wrong", f"{where}: {said(answer)} instead of about {expected:.3g}")

@@ -31,7 +31,7 @@ def paper_shape(width: int) -> str:
 def verifications(engine: Engine, name: str, prompts: Sequence[Prompt], params: SamplingParams,
                   gamma: int | None = None) -> list[list[Event]]:
     """Per prompt its verifications, drafted for by ``name``; sampling prompts have seeds 0, 1, ..."""
-    told = len(engine.trace.events)
+    start = len(engine.trace.events)
     requests = engine.generate(prompts, [params.with_(seed=seed) for seed in range(len(prompts))], drafter=name,
                                gamma=gamma)
     if failed := [r.error for r in requests if r.error]:
@@ -39,7 +39,7 @@ def verifications(engine: Engine, name: str, prompts: Sequence[Prompt], params: 
     if name in engine.retired:
         raise engine.retired[name]
     runs: dict[int, list[Event]] = {r.id: [] for r in requests}
-    for event in engine.trace.events[told:]:
+    for event in engine.trace.events[start:]:
         if event.kind == "step" and event.emitted:
             runs[event.request].append(event)
     return list(runs.values())
@@ -57,7 +57,7 @@ def _tau_and_error(runs: Iterable[list[Event]]) -> tuple[float, float]:
     return statistics.mean(tokens), statistics.stdev(tokens) / len(tokens) ** 0.5
 
 
-def what_width_brought(distribution: str, runs: Mapping[int, list[list[Event]]], level: int = 2) -> str:
+def what_width_brought(way: str, runs: Mapping[int, list[list[Event]]], level: int = 2) -> str:
     """A sentence on the widest against the narrowest tree of ``runs``, by width: what it gained, whether so few
     verifications can tell, and how often ``level`` drafted tokens held, so that the wide level was reached at all."""
     narrow, wide = min(runs), max(runs)
@@ -66,8 +66,8 @@ def what_width_brought(distribution: str, runs: Mapping[int, list[list[Event]]],
     verdict = "within the noise" if abs(gained) < 2 * noise else "a gain" if gained > 0 else "a loss"
     steps = [event for run in runs[wide] for event in run]
     reached = sum(event.accepted >= level for event in steps) / len(steps)
-    theirs = PUBLISHED_TAU[distribution]
-    return (f"{distribution}: {one:.2f} with {narrow}, {other:.2f} with {wide}: {gained:+.2f} ± {noise:.2f} in {len(steps)} "
+    theirs = PUBLISHED_TAU[way]
+    return (f"{way}: {one:.2f} with {narrow}, {other:.2f} with {wide}: {gained:+.2f} ± {noise:.2f} in {len(steps)} "
             f"verifications, {verdict}; the wide level was reached by {reached:.0%} of them. "
             f"Published: {theirs[min(theirs)]:.2f} to {theirs[max(theirs)]:.2f}")
 
@@ -120,7 +120,7 @@ def ranks(engine: Engine, name: str, requests: Sequence[Request]) -> list[int]:
         ids, first = request.ids, len(request.prompt_ids)
         engine.target.forward([0], [len(ids)], ids, [])         # a fed drafter reads what the target makes of the text
         logits = drafter.runner.forward([0], [len(ids) - 1], ids[:-1], list(range(first - 1, len(ids) - 1)),
-                                        **drafter._feed([0], [len(ids) - 1]))
+                                        **drafter._extra_inputs([0], [len(ids) - 1]))
         for row, token in zip(logits, ids[first:]):
             at = token if column is None else column.get(token)
             out.append(NEVER if at is None else int((row > row[at]).sum()))

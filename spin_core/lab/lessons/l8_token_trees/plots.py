@@ -17,7 +17,7 @@ from spin_core.lab.lessons.look import (BLUE, GREEN, GREY, INK, LIGHT, MONO, ORA
 if TYPE_CHECKING:
     from spin_core.lab.lessons.l8_token_trees.steps import TreeStep, Trial
 
-WHO = (ORANGE, SKY, PURPLE, "#F0E442")      # drafters, in their order
+DRAFTER_COLOURS = (ORANGE, SKY, PURPLE, "#F0E442")      # drafters, in their order
 PANELS = 4                                  # tests at a node: three children, and the target's draw
 
 
@@ -43,7 +43,7 @@ def tree(step: "TreeStep", drafters: Sequence[str], note: str = "") -> Figure:
     left.text(0.1, at[-1][1], text, ha="right", va="center", fontsize=size, family=MONO, color=INK)
     for node in range(count):
         x, y = at[node]
-        colours = [WHO[drafters.index(name) % len(WHO)] for name in step.drafters[node]]
+        colours = [DRAFTER_COLOURS[drafters.index(name) % len(DRAFTER_COLOURS)] for name in step.drafters[node]]
         for i, colour in enumerate(colours):
             width = 0.78 / len(colours)
             left.add_patch(Rectangle((x - 0.4 + i * width, y - 0.36), width, 0.72, facecolor=tint(colour, 0.55),
@@ -66,8 +66,9 @@ def tree(step: "TreeStep", drafters: Sequence[str], note: str = "") -> Figure:
     left.grid(False)
     for side in left.spines.values():
         side.set_visible(False)
-    who = [Patch(facecolor=tint(WHO[i % len(WHO)], 0.55), label=name) for i, name in enumerate(drafters)]
-    left.legend(handles=[*who, Line2D([], [], color=GREEN, linewidth=2.4, label="accepted")], loc="upper center",
+    names = [Patch(facecolor=tint(DRAFTER_COLOURS[i % len(DRAFTER_COLOURS)], 0.55), label=name)
+             for i, name in enumerate(drafters)]
+    left.legend(handles=[*names, Line2D([], [], color=GREEN, linewidth=2.4, label="accepted")], loc="upper center",
                 bbox_to_anchor=(0.5, -0.06), ncols=len(drafters) + 1)
     _mask(right, step, path)
     return figure
@@ -144,19 +145,19 @@ def trials(found: Sequence["Trial"], shown: int | None = None, title: str = "") 
 @styled
 def tables(match: Mapping[str, Mapping[str, Sequence[float]]], tau: Mapping[str, Mapping[int, float]],
            published_match: Mapping[str, Sequence[float]], published_tau: Mapping[str, Mapping[int, float]]) -> Figure:
-    """SpecInfer's first two tables. ``match[distribution][drafter]``: share of the target's tokens among the drafter's first 1,
-    2, ...; ``tau[distribution][width]``: tokens per verification. Published ones hollow and dashed."""
+    """SpecInfer's first two tables. ``match[way][drafter]``, ways being "greedy" and "sampled": share of the target's tokens
+    among the drafter's first 1, 2, ...; ``tau[way][width]``: tokens per verification. Published ones hollow and dashed."""
     figure = Figure(figsize=(WIDTH, 6.2), layout="constrained")
-    for column, (distribution, axes) in enumerate(zip(match, figure.subplots(2, 2, sharey="row").T)):
+    for column, (way, axes) in enumerate(zip(match, figure.subplots(2, 2, sharey="row").T)):
         above, below = axes
-        for i, (name, rates) in enumerate(match[distribution].items()):
+        for i, (name, rates) in enumerate(match[way].items()):
             colour, marker = SERIES[i % len(SERIES)]
             above.plot(range(1, len(rates) + 1), rates, color=colour, marker=marker, label=f"{name}, measured")
-        _published(above, range(1, len(published_match[distribution]) + 1), published_match[distribution])
-        above.set(title=f"Among the drafter's first k, {distribution}", xlabel="k", xticks=range(1, 6), ylim=(0, 1.02))
-        below.plot(list(tau[distribution]), list(tau[distribution].values()), color=SERIES[0][0], marker="o", label="measured")
-        _published(below, list(published_tau[distribution]), list(published_tau[distribution].values()))
-        below.set(title=f"Tokens per verification, {distribution}", xlabel="children at the third level", xticks=list(tau[distribution]))
+        _published(above, range(1, len(published_match[way]) + 1), published_match[way])
+        above.set(title=f"Among the drafter's first k, {way}", xlabel="k", xticks=range(1, 6), ylim=(0, 1.02))
+        below.plot(list(tau[way]), list(tau[way].values()), color=SERIES[0][0], marker="o", label="measured")
+        _published(below, list(published_tau[way]), list(published_tau[way].values()))
+        below.set(title=f"Tokens per verification, {way}", xlabel="children at the third level", xticks=list(tau[way]))
         below.set_ylim(bottom=1)
         if column == 0:
             above.set_ylabel("share of tokens")

@@ -1,18 +1,15 @@
-"""A tree, a walk down its first level, and the checks of the lesson on trees: in forms that can be drawn."""
+"""Verified trees, and tests of siblings, in forms that can be drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from spin_core.draft.shape import expansion
 from spin_core.draft.tree import ancestor_mask, depths
 from spin_core.engine import Engine, Prompt
-from spin_core.lab.lessons.exercises import Answer, attempt, check, close
 from spin_core.lab.lessons.l6_verify_kernel.rules import P, Q
 from spin_core.randomness import ACCEPT, DRAFT, RESIDUAL, exponential_race, uniform
 from spin_core.request import SamplingParams
@@ -44,15 +41,15 @@ class TreeStep:
 
 def tree_steps(engine: Engine, name: str, prompt: Prompt, params: SamplingParams) -> list[TreeStep]:
     """Answer ``prompt`` with the tree drafter ``name`` and return its verifications. Raises what the drafter raises."""
-    told = len(engine.trace.events)
+    start = len(engine.trace.events)
     request, = engine.generate([prompt], params, drafter=name)
     if name in engine.retired:
         raise engine.retired[name]
-    word, start = (lambda token: engine.family.decode([token])), len(request.prompt_ids)
+    word, prompt = (lambda token: engine.family.decode([token])), len(request.prompt_ids)
     steps = []
-    for event in engine.trace.events[told:]:
+    for event in engine.trace.events[start:]:
         if event.kind == "step" and event.request == request.id and event.emitted and event.tree:
-            before = request.ids[max(start, event.context - 12):event.context]
+            before = request.ids[max(prompt, event.context - 12):event.context]
             tree, ended = event.tree, len(event.emitted) <= event.accepted
             steps.append(TreeStep(engine.family.decode(before), [word(t) for t in event.drafted], tree["parents"],
                                   tree["drafters"], tree["path"][:event.accepted],
@@ -84,11 +81,13 @@ def walk(drawing: str = "without_replacement", seed: int = 0, count: int = 3, p:
                      int(exponential_race(left, seeds, place, DRAFT, rank)))
         if drawing == "without_replacement":
             left[0, drawn[-1]] = 0
-    distributions = [torch.nn.functional.one_hot(torch.tensor(t), len(p)).to(p) if drawing == "top_k" else q for t in drawn]
+    one_hot = torch.eye(len(p), dtype=p.dtype)
+    tested_with = [one_hot[token] if drawing == "top_k" else q for token in drawn]
     out = []
-    for rank, (rest, tested) in enumerate(trials(p, drawing, drawn, distributions)):
+    for rank, (rest, tested) in enumerate(trials(p, drawing, drawn, tested_with)):
         if rank == count:
-            out.append(Trial(rest.numpy(), tested.numpy(), int(exponential_race(rest[None], seeds, place, RESIDUAL)), None, True))
+            emitted = int(exponential_race(rest[None], seeds, place, RESIDUAL))
+            out.append(Trial(rest.numpy(), tested.numpy(), emitted, None, True))
             break
         u = uniform(seeds, place, ACCEPT, rank)[0]
         accepted = bool(accepts(u, rest[drawn[rank]], tested[drawn[rank]]))
@@ -96,62 +95,3 @@ def walk(drawing: str = "without_replacement", seed: int = 0, count: int = 3, p:
         if accepted:
             break
     return out
-
-
-# ---- exercises
-
-@check
-def check_tested_distribution(solution: Callable) -> Answer:
-    """Exercise 8.1: ``solution(q, elders)``: the distribution a child drawn without replacement is tested with."""
-    rng = np.random.default_rng(1)
-    for size, elders in ((6, []), (6, [2]), (6, [0, 5]), (9, [3, 1, 8]), (4, [1])):
-        q = rng.dirichlet(np.ones(size))
-        given = q.copy()
-        answer, verdict = attempt(solution, given, list(elders))
-        if verdict:
-            return verdict
-        if not np.array_equal(given, q):
-            return Answer("wrong", "Your function changes q; the next sibling still needs it.")
-        answer = np.asarray(answer, float)
-        if answer.shape != q.shape:
-            return Answer("wrong", f"The law has shape {answer.shape}, expected {q.shape}.")
-        if any(answer[e] != 0 for e in elders):
-            return Answer("wrong", f"With elder siblings {elders} your law still gives one of them mass: it cannot be "
-                          "drawn.")
-        if not close(answer.sum(), 1, 1e-9):
-            return Answer("wrong", f"With elder siblings {elders} your law sums to {answer.sum():.3f}.")
-        want = q.copy()
-        want[elders] = 0
-        if not np.allclose(answer, want / want.sum()):
-            return Answer("wrong", f"With elder siblings {elders} the tokens that are left have other proportions than "
-                          "in q.")
-    return Answer("right", "The law of a draw, given what was drawn before it: Sequoia's rule is no more than that.")
-
-
-@check
-def check_tree_tokens(solution: Callable) -> Answer:
-    """Exercise 8.2: ``solution(parents, rates)``: tokens expected per verification of a tree of that shape."""
-    cases = [((-1,), [0.6]), ((-1, 0, 1), [0.6]), ((-1, -1), [0.5, 0.2]), (expansion([2, 2]).parents, [0.5, 0.2]),
-             ((-1, -1, 0, 0, 1, 2), [0.6, 0.2]), (expansion([3, 1, 2]).parents, [0.5, 0.2, 0.1])]
-    for parents, rates in cases:
-        answer, verdict = attempt(solution, list(parents), list(rates))
-        if verdict:
-            return verdict
-        want = expected_tokens(parents, rates)
-        if not close(answer, want, 1e-9):
-            hint = " Is the target's own token counted?" if close(answer, want - 1, 1e-9) else ""
-            return Answer("wrong", f"parents {list(parents)}, rates {rates}: expected {want:.3f}, yours is "
-                          f"{answer!r}.{hint}")
-    return Answer("right", "A node counts with the product of the rates on its path. The best shape maximises this "
-                  "sum.")
-
-
-def expected_tokens(parents, rates) -> float:
-    """1 + the sum over nodes of the probability that they are accepted: ``rates[r]`` for a child of rank r, given that
-    its parent was."""
-    reach: list[float] = []
-    ranks: dict[int, int] = {}
-    for parent in parents:
-        rank = ranks[parent] = ranks.get(parent, -1) + 1
-        reach.append((reach[parent] if parent >= 0 else 1.0) * rates[rank])
-    return 1.0 + sum(reach)

@@ -17,13 +17,13 @@ from spin_core.lab.lessons.panel import Panel
 
 def editor(engine: Engine, prompts: Mapping[str, str], drafters: Sequence[Sequence[str]], max_new_tokens: int = 24
            ) -> Panel:
-    """Choose a prompt, who drafts, the shape and the temperature; go through the verifications.
+    """Choose a prompt, the drafters, the shape and the temperature; go through the verifications.
 
-    ``prompts`` by name; ``drafters``: groups to choose from, whose trees are merged. A shape that is none, or is
-    too large, is answered in words and the last picture stays.
+    ``prompts`` by name; ``drafters``: groups to choose from, whose trees are merged. A shape that is malformed or
+    too large gets a message, and the last picture stays.
     """
     prompt = Dropdown(options=list(prompts), description="prompt")
-    who = Dropdown(options=[(" and ".join(group), tuple(group)) for group in drafters], description="drafters")
+    choice = Dropdown(options=[(" and ".join(group), tuple(group)) for group in drafters], description="drafters")
     shape = Text("2,1,1", description="shape", continuous_update=False)
     heat = FloatSlider(0.0, min=0, max=1.5, step=0.5, description="temperature", continuous_update=False)
     number = IntSlider(2, 1, 2, description="step", continuous_update=False)
@@ -32,10 +32,10 @@ def editor(engine: Engine, prompts: Mapping[str, str], drafters: Sequence[Sequen
     last: list[Figure] = []
 
     def steps() -> list[TreeStep]:
-        setting = prompt.value, tuple(who.value), shape.value.replace(" ", ""), heat.value
+        setting = prompt.value, tuple(choice.value), shape.value.replace(" ", ""), heat.value
         if setting not in answered:
             parse(setting[2])
-            answered[setting] = tree_steps(engine, f"tree:{','.join(who.value)}:{setting[2]}", prompts[setting[0]],
+            answered[setting] = tree_steps(engine, f"tree:{','.join(choice.value)}:{setting[2]}", prompts[setting[0]],
                                            SamplingParams(temperature=heat.value, max_new_tokens=max_new_tokens))
         return answered[setting]
 
@@ -49,11 +49,11 @@ def editor(engine: Engine, prompts: Mapping[str, str], drafters: Sequence[Sequen
         tokens = sum(len(s.path) + (s.own is not None) for s in found)
         said.value = f"{tokens / len(found):.2f} tokens per verification in this answer"
         at = min(number.value, len(found))
-        last[:] = [plots.tree(found[at - 1], who.value, f"Step {at} of {len(found)}, "
+        last[:] = [plots.tree(found[at - 1], choice.value, f"Step {at} of {len(found)}, "
                               f"{f'temperature {heat.value:g}' if heat.value else 'greedy'}: ")]
         return last[-1]
 
-    return Panel([prompt, who, shape, heat, number, said], draw)
+    return Panel([prompt, choice, shape, heat, number, said], draw)
 
 
 def stepper() -> Panel:

@@ -1,8 +1,8 @@
-"""The lesson on long contexts: what the model says at any setting, what our family measures, and the exercises."""
+"""Lesson 9: what the throughput model says at any setting, and what our family measures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,6 @@ from spin_core import theory
 from spin_core.lab.bench import names
 from spin_core.lab.bench import spire as bench
 from spin_core.engine import Engine
-from spin_core.lab.lessons.exercises import Answer, attempt, check, close
 from spin_core.lab.lessons.stored import stored
 from spin_core.request import SamplingParams
 from spin_core.lab.simulate.recording import Recording
@@ -137,43 +136,3 @@ def measured_ladder() -> tuple[list[dict], dict] | None:
     """The trained rungs that a machine has recorded, and where they are from; None if none has."""
     found = stored("spire", lambda row: "rung" in row)
     return (found[0].rows, found[0].origin) if found else None
-
-
-@check
-def check_crossing(solution: Callable) -> Answer:
-    """Exercise 9.1: ``solution(weights, cache_per_token, batch)`` is the context from which a pass reads more cache
-    than weights."""
-    for batch in (1, 8, 64):
-        for body in (spire.TARGET, spire.VANILLA.body, spire.TARGET_70B):
-            weights, each = body.parameters, body.kv_bytes(1, 1)
-            answer, verdict = attempt(solution, weights, each, batch)
-            if verdict:
-                return verdict
-            right = weights / (batch * each)
-            if not close(answer, right, 1 + 0.001 * right):
-                return Answer("wrong", f"For {weights:,} bytes of weights, {each:,} bytes of cache per token and batch "
-                                       f"{batch}, {answer!r} instead of about {right:,.0f}.")
-    return Answer("right", "A batch shares the weights and nobody's cache: the larger it is, the sooner the cache "
-                           "rules.")
-
-
-@check
-def check_entry(solution: Callable) -> Answer:
-    """Exercise 9.2: ``solution(position, sink, ring)`` is the entry of a token in a buffer of ``sink`` entries that
-    stay and ``ring`` entries that are used in turn."""
-    for sink, ring in ((1, 4), (4, 7), (0, 3), (1, 64)):
-        held: dict[int, int] = {}
-        for position in range(3 * (sink + ring) + 2):
-            answer, verdict = attempt(solution, position, sink, ring, called=f"entry({position}, {sink}, {ring})")
-            if verdict:
-                return verdict
-            where = f"With sink {sink} and ring {ring}, position {position}"
-            if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < sink + ring:
-                return Answer("wrong", f"{where} got {answer!r}, which is no entry of 0 ... {sink + ring - 1}.")
-            held[answer] = position
-            lost = [p for p in (*range(min(sink, position + 1)), *range(max(sink, position + 1 - ring), position + 1))
-                    if p not in held.values()]
-            if lost:
-                return Answer("wrong", f"{where} was written to entry {answer}; that loses the token at {lost[0]}.")
-    return Answer("right", "The sink stays, the others go round. To draft gamma tokens and take them back, give the "
-                           "ring gamma entries more than the window.")

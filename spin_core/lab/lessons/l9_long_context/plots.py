@@ -141,7 +141,8 @@ def our_family(rows: Sequence[Mapping], batch: int, gamma: int) -> Figure:
 
 @styled
 def acceptance(rows: Sequence[Mapping], bar: float, here: Sequence[Mapping] = ()) -> Figure:
-    """How often the target agrees with its own sparse drafts, by texts, distribution and window; tokens per verification beside.
+    """How often the target agrees with its own sparse drafts, by texts, greedy or sampled, and by window; tokens per
+    verification beside.
     ``here``: such rows measured on the spot, as stars on the bars that they belong to."""
     figure = Figure(figsize=(WIDTH, 0.33 * len(rows) + 1.7), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
@@ -159,7 +160,7 @@ def acceptance(rows: Sequence[Mapping], bar: float, here: Sequence[Mapping] = ()
                        color=INK, weight="bold")
         panel.grid(axis="y", visible=False)
     left.axvline(bar, color=INK, linewidth=1, linestyle=":", label=f"our bar: {bar:g}, documents, half of the context")
-    left.set(yticks=y, yticklabels=[f"{row['texts']}{', sampled' * (row.get('distribution') == 'sampled')}: sees {row['window']}"
+    left.set(yticks=y, yticklabels=[f"{row['texts']}{', sampled' * (row.get('law') == 'sampled')}: sees {row['window']}"
                                     + (" of it" if "/" in row["window"] else " tokens") for row in rows],
              ylim=(y[-1] + .6, -.6), xlim=(0, 1.05), xlabel="of the tested tokens (measured)", title="Accepted")
     right.set(xlabel="measured, gamma 4", title="Tokens per verification", xlim=(0, 5.2))

@@ -1,15 +1,58 @@
-"""Numbers of the lesson on the verify kernel: timings made here, and those a GPU left in ``figures/data``."""
+"""Lesson 6's numbers: what the verify kernel loads, counted in Triton's interpreter, and how long verification takes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from spin_core.lab.bench.products import interleaved
+from spin_core.lab.bench.timing import interleaved
 from spin_core.lab.bench.verify import case, position_loop, textbook_loop
 from spin_core.lab.lessons.stored import stored
 from spin_core.verify import chain
+
+
+@contextmanager
+def counted(*tensors: Tensor):
+    """Yields a list that holds, afterwards, how often each element of each tensor was loaded in this context.
+
+    Raises RuntimeError when kernels are compiled and so not to be watched (without TRITON_INTERPRET=1).
+    """
+    import triton
+    from triton.runtime import interpreter
+
+    if not triton.knobs.runtime.interpret:
+        raise RuntimeError("loads can be counted in Triton's interpreter only: set TRITON_INTERPRET=1 before triton is "
+                           "imported")
+    loads: list = []
+    builder = interpreter.InterpreterBuilder
+    plain = builder.create_masked_load      # plain loads come to it too
+
+    def masked(self, pointers, mask, *rest):
+        loads.append(pointers.data.flatten()[mask.data.flatten()].astype("int64"))
+        return plain(self, pointers, mask, *rest)
+
+    builder.create_masked_load = masked
+    counts: list[Tensor] = []
+    try:
+        yield counts
+    finally:
+        builder.create_masked_load = plain
+    touched = torch.cat([torch.from_numpy(x) for x in loads]) if loads else torch.empty(0, dtype=torch.int64)
+    for x in tensors:
+        begin, end = x.data_ptr(), x.data_ptr() + x.numel() * x.element_size()
+        inside = touched[(touched >= begin) & (touched < end)]
+        counts.append(((inside - begin) // x.element_size()).bincount(minlength=x.numel()).view(x.shape))
+
+
+def rows_read(call: Callable[[], object], *tensors: Tensor) -> list[list[float]]:
+    """Runs ``call``; per tensor ``[R, V]``, how often each row was read, as loads over its V elements."""
+    with counted(*tensors) as counts:
+        call()
+    return [(c.sum(-1) / c.shape[-1]).tolist() for c in counts]
 
 
 @torch.inference_mode()

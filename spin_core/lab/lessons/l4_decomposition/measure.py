@@ -1,5 +1,5 @@
-"""What padding costs: passes of the target with a padded attention and without, in turns; attention measured
-elsewhere."""
+"""Lesson 4's numbers: lengths of the requests of a batch, and what padding costs: passes of the target with a padded
+attention and without, in turns."""
 
 from __future__ import annotations
 
@@ -12,14 +12,46 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from spin_core.decompose.modern import PaddedView
+from spin_core.lab.bench.other_attention import PaddedView
 from spin_core.decompose.strategies import Attention
 from spin_core.lab.lessons.stored import Stored, stored
 from spin_core.kv.cache import SlotCache
 from spin_core.runtime.runner import ModelRunner
+from spin_core.workloads import load_workload
 from spin_core.zoo import Family
 
 WAYS = ("padded", "padded_view", "auto")
+
+
+class Lengths:
+    """Draws the lengths of requests that are served together, as continuous batching mixes them.
+
+    Each is a prompt of the workload's test split, and as much of an answer of at most ``answer`` tokens as
+    has been written so far, which may be any part of it.
+    """
+
+    def __init__(self, family: Family, workload: str = "mix", answer: int = 256) -> None:
+        prompts = load_workload(workload, split="test")
+        self.prompts = [len(family.encode(prompt.messages)) for prompt in prompts]
+        self.answer = answer
+
+    def draw(self, count: int, *, seed: int = 0, new: int = 0) -> list[int]:
+        """Tokens of ``count`` requests, ``new`` in-flight ones included. Longer lists of a seed begin with
+        the shorter."""
+        rng = np.random.default_rng(seed)
+        return [int(rng.choice(self.prompts) + rng.integers(0, self.answer + 1)) + new for _ in range(count)]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request that may be drawn."""
+        return max(self.prompts) + self.answer
+
+
+def skewed_lengths(count: int, longest: int, skew: float, shortest: int = 8) -> list[int]:
+    """``count`` lengths from ``longest`` down to (1 - skew) times it, each shorter by the same factor than
+    the one before, and none below ``shortest``. A skew of 0 makes them equal."""
+    ends = np.log([longest, max((1 - skew) * longest, shortest)])
+    return [int(n) for n in np.exp(np.linspace(*ends, count)).round()]
 
 
 class PassTimer:
