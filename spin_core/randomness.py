@@ -7,7 +7,7 @@ slot or order it is asked for, in torch here as in Triton (``tl.philox``).
 
 The counter of a draw is ``(block, position, purpose, base)``:
 
-``block``     which four entrants of a race, see :func:`exponential_race`; 0 for a lone uniform
+``block``     which four items of a draw, see :func:`exponential_race`; 0 for a uniform number
 ``position``  absolute index in the sequence (prompt + output) of the token that is being decided
 ``purpose``   DRAFT, ACCEPT or RESIDUAL, so that the three draws a position may need are independent
 ``base``      the committed length when a draft was made: a position drafted again gets fresh noise. The other
@@ -23,8 +23,8 @@ DRAFT = 0     # drawing a token from a drafter's distribution
 ACCEPT = 1    # testing a drafted token
 RESIDUAL = 2  # drawing from the target: residual, bonus, or a plain step
 
-GROUP = 64          # columns that enter the first round of a race as one
-FINAL = 1 << 31     # `block` of a race's second round
+GROUP = 64          # columns that take part in the first round of a draw as one
+FINAL = 1 << 31     # `block` of a draw's second round
 
 _WORD = 0xFFFFFFFF
 _MULTIPLIERS = (0xCD9E8D57, 0xD2511F53)     # of c2 and of c0
@@ -44,7 +44,7 @@ def philox(c0: Tensor | int, c1: Tensor | int, c2: Tensor | int, c3: Tensor | in
     c0, c1, c2, c3, key = (x.to(torch.int64) if isinstance(x, Tensor) else
                            torch.full((), x, dtype=torch.int64, device=device) for x in words)
     keys = torch.broadcast_tensors(key & _WORD, (key >> 32) & _WORD)
-    # Two words are worked on at once, for the cost of a small draw is the number of operations.
+    # Two words are worked on at once: a small draw costs by the number of operations.
     shape = torch.broadcast_shapes(*(x.shape for x in (c0, c1, c2, c3, key)))
     pair = [-1] + [1] * len(shape)
     multiplied = torch.stack([(x & _WORD).expand(shape) for x in (c2, c0)])     # c2, c0: what is multiplied
@@ -75,14 +75,13 @@ def exponential_race(weights: Tensor, seed: Tensor, position: Tensor, purpose: i
 
     ``weights [R, V]`` float32 or float64, finite and >= 0, of any positive sum that is a number; ``seed,
     position [R]`` int64; ``base`` an int or ``[R]``. Returns ``[R]`` int64 columns, -1 for a row that has no
-    distribution (all zero, NaN or infinite): the caller knows whose row it is.
+    distribution (all zero, NaN or infinite).
 
-    An entrant of weight w gets an exponential time E and the first to arrive, min E / w, wins: P = w / sum w.
-    No cumulative sum is formed that could fall short of 1, and a zero weight never arrives. Two rounds, so
-    that noise is made for a few hundred entrants instead of V: groups of :data:`GROUP` neighbours race with
-    their sums (``block`` g // 4 of group g, word g % 4), then the columns of the winning group among
-    themselves (``block`` FINAL + i // 4 of the group's column i). (w_group / sum w) (w / w_group) is the same
-    distribution. The noise has 32 bits, so each round's probabilities are exact to about 2**-32; what is much rarer
+    This is Gumbel-max sampling, written as an exponential race: the column with the smallest E / w, E exponential
+    noise, wins with P = w / sum w (-log E is Gumbel noise). No cumulative sum is formed that could fall short of 1,
+    and a zero weight never wins. Two rounds, so that noise is made for a few hundred items instead of V: first
+    groups of :data:`GROUP` neighbours with their sums (``block`` g // 4 of group g, word g % 4), then the columns of
+    the winning group (``block`` FINAL + i // 4 of the group's column i). (w_group / sum w) (w / w_group) = w / sum w. The noise has 32 bits, so each round's probabilities are exact to about 2**-32; what is much rarer
     than that is never drawn.
     """
     columns = weights.shape[-1]
@@ -94,10 +93,10 @@ def exponential_race(weights: Tensor, seed: Tensor, position: Tensor, purpose: i
     first = (groups + 3) // 4 if groups > 1 else 0      # blocks of the first round
     blocks = [torch.arange(n, device=weights.device) for n in (first, (min(columns, GROUP) + 3) // 4)]
     times = _exponential(torch.cat([blocks[0], FINAL + blocks[1]]), seed, position, purpose, base)
-    group = _arrival(masses, times[:, :groups]) if groups > 1 else torch.zeros_like(seed)
+    group = _winner(masses, times[:, :groups]) if groups > 1 else torch.zeros_like(seed)
     column = group.unsqueeze(-1) * GROUP + torch.arange(min(columns, GROUP), device=weights.device)
     inside = weights.gather(1, column.clamp(max=columns - 1)).masked_fill(column >= columns, 0)
-    winner = group * GROUP + _arrival(inside, times[:, 4 * first:][:, :column.shape[1]])
+    winner = group * GROUP + _winner(inside, times[:, 4 * first:][:, :column.shape[1]])
     top = masses.amax(-1)
     return torch.where((top > 0) & (top < torch.inf), winner, -1)
 
@@ -105,8 +104,8 @@ def exponential_race(weights: Tensor, seed: Tensor, position: Tensor, purpose: i
 def _exponential(blocks: Tensor, seed: Tensor, position: Tensor, purpose: int, base: Tensor | int) -> Tensor:
     """``[R, 4 n]`` float32: the exponential times in n ``blocks`` of each row.
 
-    E = -log1p(-x), x = (word + 1/2) 2**-32: precise near 0, where races are won. Rounding must not make x
-    one, or an entrant with weight would take forever to arrive.
+    E = -log1p(-x), x = (word + 1/2) 2**-32: precise near 0, where the winners are. Rounding must not make x
+    one: E would be infinite.
     """
     base = base.unsqueeze(-1) if isinstance(base, Tensor) else base
     words = philox(blocks, position.unsqueeze(-1), purpose, base, seed.unsqueeze(-1))
@@ -114,7 +113,7 @@ def _exponential(blocks: Tensor, seed: Tensor, position: Tensor, purpose: int, b
     return noise.add_(0.5).mul_(-(2.0**-32)).clamp_(min=2.0**-24 - 1).log1p_().neg_()
 
 
-def _arrival(weights: Tensor, times: Tensor) -> Tensor:
-    """``[R]``: who arrives first. Divided by its largest weight, a row has a best speed of at least 1 / max
-    E: tiny weights cannot underflow into a tie with the zeros."""
+def _winner(weights: Tensor, times: Tensor) -> Tensor:
+    """``[R]``: the column with the largest w / E. Divided by the row's largest weight, the best is at least 1 / max E:
+    tiny weights cannot underflow into a tie with the zeros."""
     return (weights / weights.amax(-1, keepdim=True)).div_(times).argmax(-1)

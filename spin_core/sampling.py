@@ -1,7 +1,7 @@
 """From logits to the distribution a token is drawn from: one path for the target and for every drafter.
 
-Speculative decoding is lossless only if q is exactly the distribution the draft was drawn from, and p exactly the distribution
-plain decoding would use. Both come from :func:`probabilities`.
+Speculative decoding is lossless only if q is exactly the distribution the draft was drawn from, and p exactly the
+one plain decoding would use. Both come from :func:`probabilities`.
 """
 
 from __future__ import annotations
@@ -69,22 +69,22 @@ def probabilities(logits: Tensor, sampling: SamplingBatch, index: Tensor | None 
         shape = tuple(logits.shape) if index is None else f"{rows} rows of {tuple(logits.shape)}"
         raise ValueError(f"probabilities: {len(sampling)} sampling rows for logits {shape}")
     dtype = torch.promote_types(logits.dtype, torch.float32)
-    distribution = torch.empty(rows, logits.shape[1], dtype=dtype, device=logits.device) if out is None else out
+    probs = torch.empty(rows, logits.shape[1], dtype=dtype, device=logits.device) if out is None else out
     if index is None:
-        distribution.copy_(logits)
+        probs.copy_(logits)
     elif logits.dtype == dtype:
-        torch.index_select(logits, 0, index, out=distribution)
+        torch.index_select(logits, 0, index, out=probs)
     else:
-        distribution.copy_(logits[index])
+        probs.copy_(logits[index])
     greedy = sampling.greedy
     if not greedy.any():
-        return _warp_(distribution, sampling)
+        return _warp_(probs, sampling)
     if not greedy.all():
-        distribution[~greedy] = _warp_(distribution[~greedy], sampling.rows(~greedy))
-    peak, best = largest(distribution[greedy])
-    hot = torch.zeros_like(distribution[greedy]).scatter_(-1, best.unsqueeze(-1), 1.0)
-    distribution[greedy] = hot.masked_fill_(~peak.isfinite().unsqueeze(-1), torch.nan)
-    return distribution
+        probs[~greedy] = _warp_(probs[~greedy], sampling.rows(~greedy))
+    peak, best = largest(probs[greedy])
+    hot = torch.zeros_like(probs[greedy]).scatter_(-1, best.unsqueeze(-1), 1.0)
+    probs[greedy] = hot.masked_fill_(~peak.isfinite().unsqueeze(-1), torch.nan)
+    return probs
 
 
 def largest(logits: Tensor) -> tuple[Tensor, Tensor]:

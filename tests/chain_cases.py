@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import torch
 from hypothesis import strategies as st
+from torch import Tensor
 
 from spin_core.draft.base import Draft
+from spin_core.randomness import ACCEPT, RESIDUAL, exponential_race, uniform
 from spin_core.request import SamplingParams
+from spin_core.sampling import SamplingBatch, probabilities
 from spin_core.verify import Verdict
+from spin_core.verify.textbook import accept_reject
 
 SAMPLED = SamplingParams(temperature=1.0)
 params_list = st.lists(st.builds(
@@ -46,3 +50,43 @@ def as_lists(verdict: Verdict) -> list[list[int] | None]:
         assert (len(tokens), accepted) == (0, 0) if failed else len(tokens) == accepted + 1
         emitted.append(None if failed else tokens)
     return emitted
+
+
+def plain_verdict(logits: Tensor, tokens: list[int], distributions: list[Tensor | None], ids: Tensor | None,
+                  params: SamplingParams, position: int) -> list[int] | None:
+    """One request by the textbook: the emitted tokens, None for a failure. ``distributions`` holds q or None."""
+    sampling, vocab = SamplingBatch.from_params([params]), logits.shape[-1]
+
+    def p(i: int) -> Tensor:
+        found = probabilities(logits[i:i + 1], sampling)[0]
+        if found.isnan().any():
+            raise ArithmeticError
+        return found
+
+    def q(i: int) -> Tensor:
+        out = torch.zeros(vocab)
+        if distributions[i] is None:
+            out[tokens[i]] = 1
+        else:
+            out[torch.arange(vocab) if ids is None else ids] = distributions[i]
+        return out
+
+    def draw(weights: Tensor, i: int) -> int:
+        if params.greedy:
+            return int(logits[i].argmax())
+        return int(exponential_race(weights[None], sampling.seed, torch.tensor([position + i]), RESIDUAL))
+
+    try:
+        return accept_reject(tokens, p, q, lambda i: uniform(sampling.seed, torch.tensor([position + i]), ACCEPT)[0], draw)
+    except ArithmeticError:
+        return None
+
+
+def one_by_one(logits: Tensor, draft: Draft, params: list[SamplingParams], position: list[int]):
+    """:func:`plain_verdict` of every request of a batch."""
+    verdicts = []
+    for b, (start, end) in enumerate(zip(draft.cu.tolist(), draft.cu[1:].tolist())):
+        distributions = [None if r < 0 else draft.probs[r] for r in draft.prob_row[start:end].tolist()]
+        verdicts.append(plain_verdict(logits[start + b:end + b + 1], draft.tokens[start:end].tolist(), distributions,
+                                      draft.ids, params[b], position[b]))
+    return verdicts

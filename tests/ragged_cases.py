@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from spin_core.decompose.costs import Costs
-from spin_core.decompose.layout import Heads
+from spin_core.decompose.costs import Heads
 from spin_core.kv.batch import RaggedBatch
 from spin_core.kv.cache import SlotCache
 
 MAX_LEN = 70
-COSTS = Costs(3, 3, step_call=2e-5, alone_call=3e-5, alone_key=2e-8, alone_score=2.5e-9, pool_call=6e-5, pool_width=0,
+COSTS = Costs(3, 3, step_call=2e-5, unpooled_call=3e-5, unpooled_key=2e-8, unpooled_score=2.5e-9, pool_call=6e-5, pool_width=0,
               pool_key=3e-8, pool_score=3e-9, pool_query=1e-7, merge_call=2.5e-5, merge_query=8e-8,
-              alone_query=5e-8, alone_step=1.5e-5)
+              unpooled_query=5e-8, unpooled_step=1.5e-5)
 
 
 @st.composite

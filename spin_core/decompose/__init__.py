@@ -1,7 +1,9 @@
-"""Request decomposition: verifying ragged batches without padding.
+"""Request decomposition: attention over ragged batches without padding, SPIN's second idea.
 
-``plan`` decides what is computed together, ``reference`` has the equations, ``attend`` runs a plan over a slot
-cache, ``kernels`` does it on a GPU without copies, ``costs`` measures what a device charges.
+Begin with ``reference`` (the equations, 56 lines) and ``plan`` (what is computed together). ``layout`` turns a plan
+into index tensors, ``attend`` runs it with torch, ``kernels`` and ``flex`` on a GPU; ``costs`` is the price model that
+``plan`` searches with and ``calibrate`` measures; ``strategies`` is what a model runner calls. A new way to attend
+needs a step class with ``attend(layer, query, scale)`` and a name in ``steps``.
 """
 
 from spin_core.decompose.plan import STRATEGIES, Piece, Plan, Pool, plan

@@ -1,25 +1,23 @@
 """Runs a plan over a slot cache with torch's own products: exact, on any device, in any dtype.
 
-Requests that stay alone are read where they are. The pieces of a pool are gathered into a rectangle (a copy, which
+Unpooled requests are read where they are. The pieces of a pool are gathered into a rectangle (a copy, which
 costs a CPU about as much as reading the keys once more), computed in one call and merged by their log-sum-exps.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from spin_core.decompose import layout
-from spin_core.decompose.layout import Alone, Heads, Packed
+from spin_core.decompose.costs import Heads
+from spin_core.decompose.layout import Packed, Unpooled
 from spin_core.decompose.plan import Plan
-
-if TYPE_CHECKING:
-    from spin_core.kv.batch import RaggedBatch
-    from spin_core.kv.cache import SlotCache
+from spin_core.kv.batch import RaggedBatch
+from spin_core.kv.cache import SlotCache
 
 
 class Workspace(threading.local):
@@ -43,12 +41,12 @@ class Workspace(threading.local):
 class TorchStep:
     """The attention of one step, layer by layer. Built from a plan; all layers share it."""
 
-    def __init__(self, made: Plan, batch: "RaggedBatch", cache: "SlotCache", heads: Heads,
+    def __init__(self, plan: Plan, batch: RaggedBatch, cache: SlotCache, heads: Heads,
                  workspace: Workspace) -> None:
-        self.plan, self.batch, self.cache, self.workspace = made, batch, cache, workspace
+        self.plan, self.batch, self.cache, self.workspace = plan, batch, cache, workspace
         self.heads = heads
         k = cache.k[0]
-        self.layout = layout.build(made, batch, heads, k.shape[2], k.dtype, k.device)
+        self.layout = layout.build(plan, batch, heads, k.shape[2], k.dtype, k.device)
         self.masks = batch.masks() if self.layout.whole else []
 
     def attend(self, layer: int, query: Tensor, scale: float) -> Tensor:
@@ -60,13 +58,13 @@ class TorchStep:
         here, keys, values = self.layout, self.cache.k[layer], self.cache.v[layer]
         if here.sole:
             rows = query.new_empty(heads * total, dim)
-            self._alone(here.alone[0], query.reshape(-1, dim) * scale, keys, values, rows)
+            self._unpooled(here.unpooled[0], query.reshape(-1, dim) * scale, keys, values, rows)
             return rows.view(heads, total, dim).transpose(0, 1)
         if here.out_rows:
             gathered = query.transpose(0, 1).reshape(-1, dim).index_select(0, here.queries).mul_(scale)
             rows = self.workspace.take("out", query, here.out_rows, dim)
-            for request in here.alone:
-                self._alone(request, gathered, keys, values, rows)
+            for request in here.unpooled:
+                self._unpooled(request, gathered, keys, values, rows)
             for pool in here.pools:
                 self._pool(pool, gathered[pool.queries], keys, values, rows[pool.out])
             out = rows.index_select(0, here.out).view(total, heads, dim)
@@ -81,7 +79,7 @@ class TorchStep:
             out[start:start + count] = attended[0].transpose(0, 1)
         return out
 
-    def _alone(self, request: Alone, gathered: Tensor, keys: Tensor, values: Tensor, rows: Tensor) -> None:
+    def _unpooled(self, request: Unpooled, gathered: Tensor, keys: Tensor, values: Tensor, rows: Tensor) -> None:
         """One request, its heads folded into rows: two products on views of the cache."""
         kv, room, dim = keys.shape[1:]
         length, at = request.length, request.slot * kv * room * dim
@@ -94,13 +92,13 @@ class TorchStep:
         torch.bmm(scores.softmax(-1), value, out=rows[request.rows].view(kv, -1, dim))
 
     def _pool(self, pool: Packed, gathered: Tensor, keys: Tensor, values: Tensor, rows: Tensor) -> None:
-        pieces, width, tall = pool.shape
+        pieces, width, height = pool.shape
         kv, dim = keys.shape[1], keys.shape[3]
-        query = gathered.view(pieces, kv, tall, dim)
+        query = gathered.view(pieces, kv, height, dim)
         key, value = (torch.index_select(source.view(-1, dim), 0, pool.keys,
                                          out=self.workspace.take(name, source, len(pool.keys), dim))
                       .view(pieces, kv, width, dim) for name, source in (("k", keys), ("v", values)))
-        rows = rows.view(-1, kv, tall, dim)
+        rows = rows.view(-1, kv, height, dim)
         if not pool.cut:
             rows.copy_(rectangle(query, key, value, pool.mask))
             return
@@ -131,8 +129,8 @@ def rectangle_with_lse(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) 
 
 def merge_pieces(out: Tensor, lse: Tensor, pool: Packed) -> Tensor:
     """``out [R, kv, Q, d]`` and ``lse [R, kv, Q]`` of the cut requests' pieces -> ``[cut, kv, Q, d]``."""
-    if pool.dead is not None:
-        lse = lse.masked_fill(pool.dead, -torch.inf)
-        out = out.masked_fill(pool.dead.unsqueeze(-1), 0)
+    if pool.fully_masked is not None:
+        lse = lse.masked_fill(pool.fully_masked, -torch.inf)
+        out = out.masked_fill(pool.fully_masked.unsqueeze(-1), 0)
     lse, out = (x.index_select(0, pool.siblings).view(pool.cut, -1, *x.shape[1:]) for x in (lse, out))
     return (out * (lse + pool.repeated).softmax(1).unsqueeze(-1)).sum(1)

@@ -12,66 +12,60 @@ from __future__ import annotations
 
 import functools
 import warnings
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from spin_core.decompose.attend import TorchStep, Workspace
-from spin_core.decompose.layout import Heads, among
+from spin_core.decompose.costs import Heads
+from spin_core.decompose.layout import SlotRows, in_flight_mask
 from spin_core.decompose.plan import LARGE, Plan
+from spin_core.kv.batch import RaggedBatch
+from spin_core.kv.cache import SlotCache
 
-if TYPE_CHECKING:
-    from spin_core.kv.batch import RaggedBatch
-    from spin_core.kv.cache import SlotCache
 
 BLOCK = 128         # keys per block of the mask
 
 
 class FlexStep:
-    """The attention of one step; a request that reads a prompt goes the way of "per-request", and all others with it.
+    """The attention of one step; a request that reads a prompt is attended as in "per-request", and the whole batch with it.
 
     Masked keys are multiplied by a weight of zero where a block is seen in part, and zero times NaN is NaN; so values
-    behind a request's end are blanked up to the end of its block. (Nobody reads them before they are written anew.)
+    behind a request's end are blanked up to the end of its block. (They are written anew before they are read.)
     """
 
-    def __new__(cls, made: Plan, batch: "RaggedBatch", cache: "SlotCache", heads: Heads, workspace: Workspace):
+    def __new__(cls, plan: Plan, batch: RaggedBatch, cache: SlotCache, heads: Heads, workspace: Workspace):
         if max(batch.counts) > LARGE:
-            return TorchStep(made, batch, cache, heads, workspace)
+            return TorchStep(plan, batch, cache, heads, workspace)
         return super().__new__(cls)
 
-    def __init__(self, made: Plan, batch: "RaggedBatch", cache: "SlotCache", heads: Heads,
+    def __init__(self, plan: Plan, batch: RaggedBatch, cache: SlotCache, heads: Heads,
                  workspace: Workspace) -> None:
         from torch.nn.attention.flex_attention import create_block_mask
 
-        self.plan, self.cache, self.gqa = made, cache, heads.group > 1
+        self.plan, self.cache, self.gqa = plan, cache, heads.group > 1
         k = cache.k[0]
         slots, _, room, _ = k.shape
-        self.tall = 1 << (max(1, *batch.counts) - 1).bit_length()  # few shapes, as each is compiled
+        height = 1 << (max(1, *batch.counts) - 1).bit_length()      # few shapes, as each is compiled
+        self.rows = SlotRows(batch, slots, height, k.device)
         prefix = torch.full((slots,), -1, dtype=torch.int64)
-        sees = torch.zeros(slots, self.tall, self.tall, dtype=torch.bool)       # row t of a slot sees in-flight key j
-        index = torch.zeros(slots, self.tall, dtype=torch.int64)                # row t of a slot reads this token
-        place = torch.empty(len(batch.tokens), dtype=torch.int64)               # and token n is this row
+        sees = torch.zeros(slots, height, height, dtype=torch.bool)      # row t of a slot sees in-flight key j
         stale: list[tuple[int, int]] = []
-        for b, (slot, start, count) in enumerate(zip(batch.slots, batch.starts, batch.counts)):
+        for b, (slot, count) in enumerate(zip(batch.slots, batch.counts)):
             prefix[slot] = batch.prefix[b]
-            sees[slot, :count, :count] = torch.from_numpy(among(batch, b))
-            index[slot, :count] = torch.arange(start, start + count)
-            place[start:start + count] = slot * self.tall + torch.arange(count)
+            sees[slot, :count, :count] = torch.from_numpy(in_flight_mask(batch, b))
             end = batch.prefix[b] + count
             last = min(room, -(-end // BLOCK) * BLOCK) if k.is_cuda else room
             stale += [(slot, entry) for entry in range(end, last)]
         behind = torch.tensor(stale, dtype=torch.int64).view(-1, 2)
-        prefix, sees, self.index, self.place, behind = (
-            t.to(k.device) for t in (prefix, sees, index.ravel(), place, behind))
+        prefix, sees, behind = (t.to(k.device) for t in (prefix, sees, behind))
         self.stale = behind.unbind(1)
-        tall = self.tall
 
         def visible(b, h, q, key):
             ahead = key - prefix[b]
-            return (ahead < 0) | (ahead < tall) & sees[b, q, ahead.clamp(0, tall - 1)]
+            return (ahead < 0) | (ahead < height) & sees[b, q, ahead.clamp(0, height - 1)]
 
-        self.mask = create_block_mask(visible, slots, None, tall, room, device=k.device)
+        self.mask = create_block_mask(visible, slots, None, height, room, device=k.device)
         self.flex = _compiled() if k.is_cuda else _eager
 
     def attend(self, layer: int, query: Tensor, scale: float) -> Tensor:
@@ -81,9 +75,8 @@ class FlexStep:
             return query.new_empty(0, heads, dim)
         keys, values = self.cache.k[layer], self.cache.v[layer]
         values[self.stale[0], :, self.stale[1]] = 0
-        rows = query.index_select(1, self.index).view(heads, len(keys), self.tall, dim).transpose(0, 1)
-        out = self.flex(rows, keys, values, block_mask=self.mask, scale=scale, enable_gqa=self.gqa)
-        return out.transpose(1, 2).reshape(len(keys) * self.tall, heads, dim).index_select(0, self.place)
+        return self.rows.collect(self.flex(self.rows.spread(query), keys, values, block_mask=self.mask, scale=scale,
+                                           enable_gqa=self.gqa))
 
 
 @functools.cache

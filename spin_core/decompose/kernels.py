@@ -8,7 +8,6 @@ trees cost what chains cost.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,12 +16,11 @@ import triton.language as tl
 from torch import Tensor
 
 from spin_core.decompose.attend import TorchStep, Workspace
-from spin_core.decompose.layout import Heads, among
+from spin_core.decompose.costs import Heads
+from spin_core.decompose.layout import in_flight_mask
 from spin_core.decompose.plan import Plan
-
-if TYPE_CHECKING:
-    from spin_core.kv.batch import RaggedBatch
-    from spin_core.kv.cache import SlotCache
+from spin_core.kv.batch import RaggedBatch
+from spin_core.kv.cache import SlotCache
 
 
 # Keys per turn of a program's loop, warps of a program, loads in flight. Fixed, for autotuning needs a driver.
@@ -54,8 +52,8 @@ def _attend_pieces(Q, K, V, OUT, LSE, PIECES, SEES, scale, q_head, q_token, slot
         held = at < stop
         k = tl.load(K + base + at[None] * DIM + dims[:, None], mask=held[None] & inside[:, None], other=0.0)
         scores = tl.dot(q, k, input_precision="ieee", out_dtype=ACC) * scale
-        flying = tl.maximum(at - seen, 0).to(tl.int64)
-        visible = held[None] & ((at < seen)[None] | (((sees[:, None] >> flying[None]) & 1) == 1))
+        in_flight = tl.maximum(at - seen, 0).to(tl.int64)
+        visible = held[None] & ((at < seen)[None] | (((sees[:, None] >> in_flight[None]) & 1) == 1))
         scores = tl.where(visible, scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, 1))
         base_peak = tl.where(new_peak == float("-inf"), 0.0, new_peak)      # nothing seen yet: exp(-inf - 0) = 0
@@ -100,24 +98,24 @@ def _merge_pieces(PARTS, LSE, OUT, TOKENS, KV: tl.constexpr, GROUP: tl.constexpr
 
 
 class KernelStep(TorchStep):
-    """A step whose pools run in the two kernels; what the plan leaves alone runs as in :class:`TorchStep`.
+    """A step whose pools run in the two kernels; unpooled requests run as in :class:`TorchStep`.
 
     Needs Triton, on a CUDA device or in its interpreter, and at most 63 tokens behind what all see for a request in a pool.
     """
 
-    def __init__(self, made: Plan, batch: "RaggedBatch", cache: "SlotCache", heads: Heads,
+    def __init__(self, plan: Plan, batch: RaggedBatch, cache: SlotCache, heads: Heads,
                  workspace: Workspace) -> None:
-        if made.alone:
-            alone = Plan(made.strategy, made.lengths, made.q_lens, (), made.alone)
-            super().__init__(alone, batch, cache, heads, workspace)
-        self.plan, self.batch, self.cache, self.workspace, self.heads = made, batch, cache, workspace, heads
+        if plan.unpooled:
+            rest = Plan(plan.strategy, plan.lengths, plan.q_lens, (), plan.unpooled)
+            super().__init__(rest, batch, cache, heads, workspace)
+        self.plan, self.batch, self.cache, self.workspace, self.heads = plan, batch, cache, workspace, heads
         pieces, tokens = [], []
         sees = np.zeros(len(batch.tokens), dtype=np.int64)
-        for pool in made.pools:
+        for pool in plan.pools:
             for piece in pool.pieces:
                 b = piece.request
                 if not tokens or tokens[-1][0] != batch.starts[b] + batch.counts[b] - 1:    # its first piece
-                    visible = among(batch, b)
+                    visible = in_flight_mask(batch, b)
                     bits = visible.astype(np.int64) << np.arange(visible.shape[1])
                     sees[batch.starts[b]:batch.starts[b] + batch.counts[b]] = bits.sum(1)
                     tokens += [[batch.starts[b] + t, t, len(pieces), 0] for t in range(batch.counts[b])]
@@ -131,11 +129,11 @@ class KernelStep(TorchStep):
         everything = torch.from_numpy(numbers).to(cache.k[0].device)
         pieces, tokens, self.sees = everything.split([6 * len(pieces), 4 * len(tokens), len(sees)])
         self.pieces, self.tokens = pieces.view(-1, 6), tokens.view(-1, 4)
-        self.rows = max(16, triton.next_power_of_2(max((pool.queries for pool in made.pools), default=1) * heads.group))
+        self.rows = max(16, triton.next_power_of_2(max((pool.queries for pool in plan.pools), default=1) * heads.group))
 
     def attend(self, layer: int, query: Tensor, scale: float) -> Tensor:
         heads, total, dim = query.shape
-        out = super().attend(layer, query, scale) if self.plan.alone else query.new_empty(total, heads, dim)
+        out = super().attend(layer, query, scale) if self.plan.unpooled else query.new_empty(total, heads, dim)
         if not self.plan.pools:
             return out
         kv, group = self.heads.kv, self.heads.group

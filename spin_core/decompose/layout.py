@@ -1,38 +1,28 @@
 """Where every number of a planned step comes from and goes to: index tensors, built once and used by all layers.
 
-Query rows are gathered into blocks, one per request that stays alone and one per piece of a pool. A block is
+Query rows are gathered into blocks, one per unpooled request and one per piece of a pool. A block is
 ``[kv_heads, queries * group]`` rows: the heads that share keys are folded into the rows (GQA), so that keys are read
-once for all of them. Whoever is alone has them head by head, as they come from the model: nothing has to be gathered
-for a request that is the only one. Padding rows repeat the request's first query and padding keys its first key, both
-of which are always there: memory that nobody wrote is not read at all, so it does not matter what it holds.
+once for all of them. An unpooled request has them head by head, as they come from the model: a step of one request
+gathers nothing. Padding rows repeat the request's first query and padding keys its first key, both
+of which are always there: memory that was never written is not read at all.
 """
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from spin_core.decompose.costs import Heads
 from spin_core.decompose.plan import LARGE, Plan, Pool
-
-if TYPE_CHECKING:
-    from spin_core.kv.batch import RaggedBatch
+from spin_core.kv.batch import RaggedBatch
 
 
 @dataclass
-class Heads:
-    """The shape of attention: query heads = ``kv * group``."""
-
-    kv: int
-    group: int
-
-
-@dataclass
-class Alone:
+class Unpooled:
     """A request read where it is. ``rows`` are its query rows in the gathered block, ``tail [rows, T]`` is added to
     the scores of the in-flight keys (None: all visible)."""
 
@@ -52,7 +42,7 @@ class Packed:
     out: slice                          # its rows in the gathered outputs
     keys: Tensor                        # [R * kv * W] rows of the cache, seen as [slots * kv * max_len, head_dim]
     mask: Tensor                        # [R, 1, Q, W], 0 or -inf
-    dead: Tensor | None                 # bool [cut_pieces, 1, Q]: rows that see nothing of a piece
+    fully_masked: Tensor | None         # bool [cut_pieces, 1, Q]: rows that see nothing of a piece
     cut: int
     cut_pieces: int
     siblings: Tensor                    # [cut * most] pieces of every request, the last one repeated
@@ -64,28 +54,28 @@ class Layout:
     queries: Tensor                     # rows to gather from [N * heads, head_dim]
     out: Tensor                         # [N * heads] rows to gather from the outputs
     out_rows: int
-    alone: list[Alone]
+    unpooled: list[Unpooled]
     whole: list[int]                    # requests for the library's own attention: prompts, and whatever is not folded
     pools: list[Packed]
 
     @property
     def sole(self) -> bool:
         """Whether there is one request, read where it is: its block is all of the query as it stands."""
-        return len(self.alone) == 1 and not self.whole and not self.pools
+        return len(self.unpooled) == 1 and not self.whole and not self.pools
 
 
-def build(plan: Plan, batch: "RaggedBatch", heads: Heads, max_len: int, dtype: torch.dtype,
+def build(plan: Plan, batch: RaggedBatch, heads: Heads, max_len: int, dtype: torch.dtype,
           device: torch.device) -> Layout:
     """The layout of ``plan`` for ``batch``, over a cache of ``[slots, kv_heads, max_len, head_dim]``."""
     group, num_heads = heads.group, heads.kv * heads.group
     out = np.zeros((len(batch.tokens), heads.kv, group), dtype=np.int64)
     queries: list[np.ndarray] = []
-    alone, whole, pools = [], [], []
+    unpooled, whole, pools = [], [], []
     fold = device.type == "cpu" and dtype in (torch.float32, torch.float64)         # elsewhere there are better kernels
     taken = gathered = 0
     inner = np.arange(heads.kv)[:, None, None] * group + np.arange(group)           # [kv, 1, group]
 
-    for b in plan.alone:
+    for b in plan.unpooled:
         count, start = batch.counts[b], batch.starts[b]
         if count > LARGE or not fold:
             whole.append(b)
@@ -94,19 +84,19 @@ def build(plan: Plan, batch: "RaggedBatch", heads: Heads, max_len: int, dtype: t
         size = count * num_heads
         out[start:start + count] = np.arange(taken, taken + size).reshape(shape).transpose(2, 0, 1)
         queries.append((np.arange(num_heads)[:, None] + np.arange(start, start + count) * num_heads).ravel())
-        alone.append(Alone(batch.slots[b], plan.lengths[b], slice(gathered, gathered + size),
+        unpooled.append(Unpooled(batch.slots[b], plan.lengths[b], slice(gathered, gathered + size),
                            _tail(batch, b, group, dtype, device)))
         taken, gathered = taken + size, gathered + size
 
     for pool in plan.pools:
-        requests, tall = pool.requests, pool.queries
+        requests, rows = pool.requests, pool.queries
         starts = np.array([batch.starts[b] for b in requests])
         counts = np.array([batch.counts[b] for b in requests])
         rank = {b: i for i, b in enumerate(requests)}
         owner = np.array([rank[piece.request] for piece in pool.pieces])
-        step = np.arange(tall)
-        token = starts[:, None] + np.where(step < counts[:, None], step, 0)        # [P, tall]
-        block = token[:, None, :, None] * num_heads + inner                        # [P, kv, tall, group]
+        step = np.arange(rows)
+        token = starts[:, None] + np.where(step < counts[:, None], step, 0)        # [P, rows]
+        block = token[:, None, :, None] * num_heads + inner                        # [P, kv, rows, group]
         place = taken + np.arange(block.size).reshape(block.shape)
         for i, (start, count) in enumerate(zip(starts, counts)):
             out[start:start + count] = place[i, :, :count].transpose(1, 0, 2)
@@ -117,12 +107,12 @@ def build(plan: Plan, batch: "RaggedBatch", heads: Heads, max_len: int, dtype: t
         taken, gathered = taken + block.size, gathered + pieces.size
 
     flat = np.concatenate(queries) if queries else np.zeros(0, dtype=np.int64)
-    return Layout(_to(flat, device), _to(out.ravel(), device), taken, alone, whole, pools)
+    return Layout(_to(flat, device), _to(out.ravel(), device), taken, unpooled, whole, pools)
 
 
-def _pack(pool: Pool, plan: Plan, batch: "RaggedBatch", heads: Heads, max_len: int, dtype, device, owner: np.ndarray,
+def _pack(pool: Pool, plan: Plan, batch: RaggedBatch, heads: Heads, max_len: int, dtype, device, owner: np.ndarray,
           queries: slice, out: slice) -> Packed:
-    width, tall = pool.width, pool.queries
+    width, rows = pool.width, pool.queries
     start = np.array([p.start for p in pool.pieces])[:, None]
     stop = np.array([p.stop for p in pool.pieces])[:, None]
     slot = np.array([batch.slots[p.request] for p in pool.pieces])[:, None, None]
@@ -130,14 +120,14 @@ def _pack(pool: Pool, plan: Plan, batch: "RaggedBatch", heads: Heads, max_len: i
     real = token < stop
     row = (slot * heads.kv + np.arange(heads.kv)[:, None]) * max_len               # [R, kv, 1]
     keys = row + np.where(real, token, 0)[:, None]
-    visible = np.repeat(real[:, None], tall, 1)                                    # [R, tall, W]
+    visible = np.repeat(real[:, None], rows, 1)                                    # [R, rows, W]
     for r, piece in enumerate(pool.pieces):
         b = piece.request
         seen, count = batch.seen[b], batch.counts[b]
         first = max(piece.start, seen)
         if piece.stop > first:
             visible[r, :count, first - piece.start:piece.stop - piece.start] = \
-                among(batch, b)[:, first - seen:piece.stop - seen]
+                in_flight_mask(batch, b)[:, first - seen:piece.stop - seen]
     mask = np.where(visible, 0.0, -np.inf).astype(np.float64 if dtype == torch.float64 else np.float32)
     mask = _to(np.repeat(mask, heads.group, 1)[:, None], device).to(dtype)
     pieces_of = np.bincount(owner)
@@ -145,26 +135,50 @@ def _pack(pool: Pool, plan: Plan, batch: "RaggedBatch", heads: Heads, max_len: i
     cut_pieces = int(pieces_of[:cut].sum())
     if (pieces_of[:cut] <= 1).any():
         raise ValueError("a pool's requests must come in the order of their number of pieces, most first")
-    dead = ~visible[:cut_pieces].any(2)
+    fully_masked = ~visible[:cut_pieces].any(2)
     most = int(pieces_of.max())
     first_piece = np.concatenate([[0], pieces_of.cumsum()])[:cut, None]
     siblings = first_piece + np.minimum(np.arange(most), pieces_of[:cut, None] - 1)
     repeated = np.where(np.arange(most) < pieces_of[:cut, None], 0.0, -np.inf)[..., None, None]
-    return Packed((len(pool.pieces), width, tall * heads.group), queries, out, _to(keys.ravel(), device), mask,
-                  _to(np.repeat(dead, heads.group, 1)[:, None], device) if dead.any() else None,
+    return Packed((len(pool.pieces), width, rows * heads.group), queries, out, _to(keys.ravel(), device), mask,
+                  _to(np.repeat(fully_masked, heads.group, 1)[:, None], device) if fully_masked.any() else None,
                   cut, cut_pieces, _to(siblings.ravel(), device), _to(repeated, device).to(mask.dtype))
 
 
-def among(batch: "RaggedBatch", b: int) -> np.ndarray:
+class SlotRows:
+    """The queries of a batch as a rectangle of ``rows`` per slot of the cache, and back.
+
+    Row t of a slot is in-flight token t of its request; rows without a token repeat the batch's first one.
+    """
+
+    def __init__(self, batch: RaggedBatch, slots: int, rows: int, device: torch.device) -> None:
+        self.slots, self.rows = slots, rows
+        index = torch.zeros(slots, rows, dtype=torch.int64)             # the token that a row reads
+        place = torch.empty(len(batch.tokens), dtype=torch.int64)       # the row of a token
+        for slot, start, count in zip(batch.slots, batch.starts, batch.counts):
+            index[slot, :count] = torch.arange(start, start + count)
+            place[start:start + count] = slot * rows + torch.arange(count)
+        self.index, self.place = index.ravel().to(device), place.to(device)
+
+    def spread(self, query: Tensor) -> Tensor:
+        """``[heads, N, head_dim]`` -> ``[slots, heads, rows, head_dim]``."""
+        return query.index_select(1, self.index).unflatten(1, (self.slots, self.rows)).transpose(0, 1)
+
+    def collect(self, out: Tensor) -> Tensor:
+        """``[slots, heads, rows, head_dim]`` -> ``[N, heads, head_dim]``."""
+        return out.transpose(1, 2).flatten(0, 1).index_select(0, self.place)
+
+
+def in_flight_mask(batch: RaggedBatch, b: int) -> np.ndarray:
     """What the in-flight tokens see behind the ``seen`` entries that all see, bool ``[T, S + T]``."""
     tree = batch.ancestors[b]
     return np.tri(batch.counts[b], dtype=bool) if tree is None else tree.cpu().numpy()
 
 
-def _tail(batch: "RaggedBatch", b: int, group: int, dtype, device) -> Tensor | None:
+def _tail(batch: RaggedBatch, b: int, group: int, dtype, device) -> Tensor | None:
     if batch.ancestors[b] is None:
         return _chain_tail(batch.counts[b], group, dtype, device)
-    return _bias(among(batch, b), group, dtype, device)
+    return _bias(in_flight_mask(batch, b), group, dtype, device)
 
 
 @functools.lru_cache(maxsize=256)

@@ -12,18 +12,17 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from spin_core.decompose.costs import Costs
+from spin_core.decompose.costs import FIELDS, Costs, Heads
 
 STRATEGIES = ("auto", "padded", "grouped", "decomposed", "per-request")
 LARGE = 16          # a request with more queries than this reads a prompt: its products are big enough on their own
 NARROWEST = 16      # keys per piece, at the least, in the width search
-MARGIN = 0.97       # whatever takes more than a call per request must promise to save some: predictions err
+MARGIN = 0.97       # predictions err: a plan with pools must be predicted to save at least 3 %
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is computed together: ``pools`` of pieces, and requests that stay ``alone``, read where they are.
+    """What is computed together: ``pools`` of pieces, and ``unpooled`` requests, read where they are.
 
     ``seconds`` is the predicted time of one layer, None where nothing was predicted; ``considered`` the same for every
     width that was weighed, whether pieces were the cheapest plan or not.
@@ -68,14 +67,14 @@ class Plan:
     lengths: tuple[int, ...]
     q_lens: tuple[int, ...]
     pools: tuple[Pool, ...]
-    alone: tuple[int, ...]
+    unpooled: tuple[int, ...]
     seconds: float | None = None
     considered: dict[int, float] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def pieces(self) -> list[Piece]:
         """Every piece: those of the pools, then the requests that stay whole."""
-        return [p for pool in self.pools for p in pool.pieces] + [Piece(b, 0, self.lengths[b]) for b in self.alone]
+        return [p for pool in self.pools for p in pool.pieces] + [Piece(b, 0, self.lengths[b]) for b in self.unpooled]
 
     @property
     def width(self) -> int:
@@ -90,18 +89,18 @@ class Plan:
 
     @property
     def kv_true(self) -> int:
-        """Keys that somebody needs: the sum of the lengths of the requests that ask."""
+        """Keys that are needed: the sum of the lengths of the requests with queries."""
         return sum(length for length, q in zip(self.lengths, self.q_lens) if q)
 
     @property
     def kv_touched(self) -> int:
         """Keys that are computed on, padding included."""
-        return sum(pool.width * len(pool.pieces) for pool in self.pools) + sum(self.lengths[b] for b in self.alone)
+        return sum(pool.width * len(pool.pieces) for pool in self.pools) + sum(self.lengths[b] for b in self.unpooled)
 
     @property
     def q_touched(self) -> int:
         """Rows of queries that are computed on: copies and padding included."""
-        return sum(pool.queries * len(pool.pieces) for pool in self.pools) + sum(self.q_lens[b] for b in self.alone)
+        return sum(pool.queries * len(pool.pieces) for pool in self.pools) + sum(self.q_lens[b] for b in self.unpooled)
 
     def describe(self) -> str:
         """The plan in words, and why."""
@@ -111,9 +110,9 @@ class Plan:
             padding = 1 - sum(p.size for p in pool.pieces) / (pool.width * len(pool.pieces))
             lines.append(f"  {len(pool.pieces)} pieces of {requests} request{'s' * (requests > 1)}, {pool.width} keys "
                          f"wide, {padding:.0%} of them padding; {pool.queries} queries in each")
-        if self.alone:
-            lines.append(f"  {len(self.alone)} request{'s' * (len(self.alone) > 1)} read whole, where "
-                         f"{'they are' if len(self.alone) > 1 else 'it is'} ({_some(self.alone)})")
+        if self.unpooled:
+            lines.append(f"  {len(self.unpooled)} request{'s' * (len(self.unpooled) > 1)} read whole, where "
+                         f"{'they are' if len(self.unpooled) > 1 else 'it is'} ({_some(self.unpooled)})")
         if self.kv_true:
             lines.append(f"  keys touched: {self.kv_touched}, {self.kv_touched / self.kv_true:.2f} times those needed; "
                          f"a padded batch would touch {max(self.lengths) * len(self.lengths)}")
@@ -127,22 +126,22 @@ class Plan:
         return "\n".join(lines)
 
 
-def plan(lengths: Sequence[int], q_lens: Sequence[int], strategy: str = "auto", *, costs: "Costs | None" = None,
+def plan(lengths: Sequence[int], q_lens: Sequence[int], strategy: str = "auto", *, costs: Costs | None = None,
          width: int | None = None, max_len: int | None = None) -> Plan:
     """Plan the attention of one step; all layers share it.
 
     ``lengths [B]``: keys that each request attends, its in-flight tokens included. ``q_lens [B]``: its in-flight
     tokens; 0 asks for nothing. Strategies:
 
-    - "per-request": everybody alone, no padding, no copies, one call each;
+    - "per-request": no pools: no padding, no copies, one call each;
     - "padded": one rectangle, as wide as the longest request and as high as the longest draft;
     - "grouped": requests of equal length and equal draft share a rectangle;
     - "decomposed": SPIN: pieces of one width, the cheapest under ``costs`` or ``width`` if given. Without either,
       the width that touches the fewest keys among those with at most twice as many pieces as requests;
-    - "auto": the cheapest of all of them under ``costs``, where decomposition may leave out who is better off alone.
+    - "auto": the cheapest of all of them under ``costs``, where decomposition may leave requests unpooled.
       Without costs it is "per-request".
 
-    A request with more than ``LARGE`` queries stays alone except in "padded". Raises ValueError for lengths that
+    A request with more than ``LARGE`` queries stays unpooled except in "padded". Raises ValueError for lengths that
     cannot be: none at all, more queries than keys, or more keys than ``max_len``.
     """
     _check(lengths, q_lens, strategy, width, max_len)
@@ -164,10 +163,10 @@ def plan(lengths: Sequence[int], q_lens: Sequence[int], strategy: str = "auto", 
     if strategy == "decomposed":
         return _decomposed(lengths, q_lens, small, large, costs, width)
     best = pieces = _decomposed(lengths, q_lens, small, large, costs, width, may_stay=True)
-    if len(set(zip(lengths, q_lens))) < len(lengths):      # somebody has a twin, so there is a group
+    if len(set(zip(lengths, q_lens))) < len(lengths):      # two requests of one shape: there is a group
         group = _priced(_grouped(lengths, q_lens, small, large), costs)
         best = group if group.seconds < best.seconds * MARGIN else best
-    return Plan("auto", lengths, q_lens, best.pools, best.alone, best.seconds, pieces.considered)
+    return Plan("auto", lengths, q_lens, best.pools, best.unpooled, best.seconds, pieces.considered)
 
 
 def cut(request: int, length: int, width: int) -> list[Piece]:
@@ -186,13 +185,13 @@ def _grouped(lengths, q_lens, small, large) -> Plan:
         groups.setdefault((lengths[b], q_lens[b]), []).append(b)
     pools = tuple(Pool(tuple(Piece(b, 0, length) for b in members), q)
                   for (length, q), members in groups.items() if len(members) > 1)
-    lonely = tuple(members[0] for members in groups.values() if len(members) == 1)
-    return Plan("grouped", lengths, q_lens, pools, large + lonely)
+    single = tuple(members[0] for members in groups.values() if len(members) == 1)
+    return Plan("grouped", lengths, q_lens, pools, large + single)
 
 
-def cheapest_width(lengths: np.ndarray, queries: int, costs: "Costs") -> int:
+def cheapest_width(lengths: np.ndarray, queries: int, costs: Costs) -> int:
     """The width of the plan that "decomposed" makes for requests of ``lengths [B]`` keys and at most ``queries <=
-    LARGE`` queries: the same search, for who does not need the pieces."""
+    LARGE`` queries: the same search, without the pieces."""
     cuts = _cuts(lengths, _candidates(lengths))
     return int(cuts.wide[costs.whole_pool(cuts.pieces, cuts.merged, cuts.wide, queries).argmin()])
 
@@ -216,7 +215,7 @@ def _cuts(lengths: np.ndarray, widths: np.ndarray) -> _Cuts:
 
 
 def _decomposed(lengths, q_lens, small, large, costs, width, may_stay=False) -> Plan:
-    """Cut the ``small`` requests. With ``may_stay`` those that are cheaper alone stay alone."""
+    """Cut the ``small`` requests. With ``may_stay`` those that are cheaper unpooled stay so."""
     ls, qs = np.array([lengths[b] for b in small]), np.array([q_lens[b] for b in small])
     widths = np.array([width]) if width else _candidates(ls)
     cuts = _cuts(ls, widths)
@@ -228,31 +227,31 @@ def _decomposed(lengths, q_lens, small, large, costs, width, may_stay=False) -> 
         total, stays = _weighed(costs, cuts, ls, qs, bool(large), may_stay)
         considered = dict(zip(cuts.wide.tolist(), total.tolist()))
         best = int(total.argmin())
-        nobody = costs.step_call + costs.alone_step + costs.alone(ls, qs).sum() if may_stay else np.inf
-        staying = stays[:, best] | (nobody * MARGIN <= total[best])                # seconds with nobody in a pool
+        no_pool = costs.step_call + costs.unpooled_step + costs.unpooled(ls, qs).sum() if may_stay else np.inf
+        staying = stays[:, best] | (no_pool * MARGIN <= total[best])
     # those in several pieces first: only they have to be merged
     counts = cuts.counts[:, best].tolist()
     order = sorted((i for i, stays in enumerate(staying.tolist()) if not stays), key=lambda i: -counts[i])
     pieces = [p for i in order for p in cut(small[i], lengths[small[i]], int(widths[best]))]
     pools = (Pool(tuple(pieces), max(q_lens[small[i]] for i in order)),) if pieces else ()
-    alone = large + tuple(b for b, stays in zip(small, staying) if stays)
-    return _priced(Plan("decomposed", lengths, q_lens, pools, alone, None, considered), costs)
+    unpooled = large + tuple(b for b, stays in zip(small, staying) if stays)
+    return _priced(Plan("decomposed", lengths, q_lens, pools, unpooled, None, considered), costs)
 
 
 def _weighed(costs, cuts: _Cuts, ls, qs, large: bool, may_stay: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds ``[C]`` of a step by width, and which of the requests stay alone ``[B, C]``.
+    """Seconds ``[C]`` of a step by width, and which of the requests stay unpooled ``[B, C]``.
 
-    ``large``: somebody is alone anyway. Nobody else is unless somebody ``may_stay``; then those do whom the pool costs
-    more, if all in all that is cheaper.
+    ``large``: there are unpooled requests in any case. With ``may_stay`` so are those that cost more in the pool, if
+    that makes the whole step cheaper.
     """
     stays, rows = np.zeros(cuts.counts.shape, bool), int(qs.max())
-    total = costs.step_call + costs.alone_step * large + costs.whole_pool(cuts.pieces, cuts.merged, cuts.wide, rows)
+    total = costs.step_call + costs.unpooled_step * large + costs.whole_pool(cuts.pieces, cuts.merged, cuts.wide, rows)
     if not may_stay:
         return total, stays
-    pooled, alone = costs.pool(cuts.counts, cuts.wide, rows), costs.alone(ls, qs)[:, None]
-    leaves = pooled >= alone
+    pooled, unpooled = costs.pool(cuts.counts, cuts.wide, rows), costs.unpooled(ls, qs)[:, None]
+    leaves = pooled >= unpooled
     calls = costs.calls(~leaves.all(0), (~leaves & (cuts.counts > 1)).any(0), cuts.wide)
-    fewer = costs.step_call + calls + costs.alone_step * (leaves.any(0) | large) + np.minimum(pooled, alone).sum(0)
+    fewer = costs.step_call + calls + costs.unpooled_step * (leaves.any(0) | large) + np.minimum(pooled, unpooled).sum(0)
     return np.minimum(total, fewer), leaves & (fewer < total)
 
 
@@ -280,18 +279,34 @@ def _spread(count: int) -> np.ndarray:
     return np.linspace(0, count - 1, min(count, 16)).astype(int)
 
 
-def _priced(made: Plan, costs: "Costs | None") -> Plan:
-    """``made`` with its predicted seconds."""
+def features(plan: Plan, heads: Heads) -> np.ndarray:
+    """How often a plan is charged each constant of :class:`Costs`, in the order of ``FIELDS``."""
+    row = dict.fromkeys(FIELDS, 0.0) | {"step_call": 1.0, "unpooled_step": float(bool(plan.unpooled))}
+    for b in plan.unpooled:
+        keys, rows = heads.kv * plan.lengths[b], plan.q_lens[b] * heads.group
+        row["unpooled_call"] += 1
+        row["unpooled_key"] += keys
+        row["unpooled_score"] += keys * rows
+        row["unpooled_query"] += heads.kv * rows
+    for pool in plan.pools:
+        rows, keys = pool.queries * heads.group, heads.kv * len(pool.pieces) * pool.width
+        merged = sum(n for n in Counter(piece.request for piece in pool.pieces).values() if n > 1)
+        row["pool_call"] += 1
+        row["pool_width"] += pool.width
+        row["pool_key"] += keys
+        row["pool_score"] += keys * rows
+        row["pool_query"] += heads.kv * len(pool.pieces) * rows
+        row["merge_call"] += merged > 0
+        row["merge_query"] += heads.kv * merged * rows
+    return np.array([row[name] for name in FIELDS])
+
+
+def _priced(plan: Plan, costs: Costs | None) -> Plan:
+    """``plan`` with its predicted seconds."""
     if costs is None:
-        return made
-    alone = list(made.alone)
-    seconds = costs.step_call + costs.alone_step * bool(alone)
-    seconds += float(costs.alone(np.array([made.lengths[b] for b in alone]),
-                                 np.array([made.q_lens[b] for b in alone])).sum())
-    for pool in made.pools:
-        counts = Counter([p.request for p in pool.pieces]).values()
-        seconds += costs.whole_pool(len(pool.pieces), sum(n for n in counts if n > 1), pool.width, pool.queries)
-    return Plan(made.strategy, made.lengths, made.q_lens, made.pools, made.alone, seconds, made.considered)
+        return plan
+    constants = [getattr(costs, name) for name in FIELDS]
+    return replace(plan, seconds=float(features(plan, Heads(costs.kv, costs.group)) @ constants))
 
 
 def _check(lengths, q_lens, strategy, width, max_len) -> None:

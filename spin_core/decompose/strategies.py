@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 
 import torch
 
 from spin_core.decompose.attend import TorchStep, Workspace
-from spin_core.decompose.costs import Costs, measured
+from spin_core.decompose.calibrate import measured
+from spin_core.decompose.costs import Costs, Heads
 from spin_core.decompose.flex import FlexStep
-from spin_core.decompose.layout import Heads
 from spin_core.decompose.plan import LARGE, STRATEGIES, Plan, plan
+from spin_core.decompose.steps import step_class
+from spin_core.kv.batch import RaggedBatch
+from spin_core.kv.cache import SlotCache
 
-WAYS = (*STRATEGIES, "flex")        # the last needs no plan: its kernel skips what nobody sees
-
-if TYPE_CHECKING:
-    from spin_core.kv.batch import RaggedBatch
-    from spin_core.kv.cache import SlotCache
+WAYS = (*STRATEGIES, "flex")        # the last needs no plan: its kernel skips blocks that no query sees
 
 
 class Attention:
@@ -27,7 +25,7 @@ class Attention:
     for which they matter. Raises ValueError for a name that is not known.
     """
 
-    def __init__(self, strategy: str, num_heads: int, cache: "SlotCache") -> None:
+    def __init__(self, strategy: str, num_heads: int, cache: SlotCache) -> None:
         if strategy not in WAYS:
             raise ValueError(f"unknown verification strategy {strategy!r}; known: {', '.join(WAYS)}")
         self.strategy, self.cache = strategy, cache
@@ -39,9 +37,9 @@ class Attention:
 
     def plan(self, lengths: list[int], q_lens: list[int]) -> Plan:
         """The plan for one step: ``lengths`` are keys per request, in-flight tokens included."""
-        if self.cls not in (TorchStep, FlexStep):   # pieces are read in place, all of them at once: nobody stays alone
+        if self.cls not in (TorchStep, FlexStep):   # pieces are read in place, all at once: none stays unpooled
             return plan(lengths, q_lens, "decomposed", costs=self.costs(), max_len=self.cache.max_len)
-        # a single request is best off alone, whatever the device charges
+        # a single request needs no pool, whatever the device charges
         matters = sum(0 < q <= LARGE for q in q_lens) > (self.strategy == "auto")
         weigh = matters and self.strategy in ("auto", "decomposed")
         return plan(lengths, q_lens, "per-request" if self.strategy == "flex" else self.strategy,
@@ -52,22 +50,9 @@ class Attention:
         k = self.cache.k[0]
         return measured(k.device, k.dtype, self.heads.kv, self.heads.group, k.shape[3], self.threads)
 
-    def step(self, batch: "RaggedBatch") -> TorchStep:
+    def step(self, batch: RaggedBatch) -> TorchStep:
         """The attention of one step over ``batch``, shared by all layers."""
-        made = self.plan([p + c for p, c in zip(batch.prefix, batch.counts)], batch.counts)
-        # the kernels know at most 63 tokens that not everybody sees: a drafter's tree may be larger
+        plan = self.plan([p + c for p, c in zip(batch.prefix, batch.counts)], batch.counts)
+        # the kernels' bit masks hold 63 in-flight tokens: a drafter's tree may be larger
         wide = any(p + c - seen > 63 for p, c, seen in zip(batch.prefix, batch.counts, batch.seen) if seen < p)
-        return (TorchStep if wide else self.cls)(made, batch, self.cache, self.heads, self.workspace)
-
-
-def step_class(strategy: str, cache: "SlotCache") -> type:
-    """What runs the plans of a strategy: the Triton kernels for pieces on a CUDA device, torch everywhere else."""
-    if strategy == "flex":
-        return FlexStep
-    if strategy in ("auto", "decomposed") and cache.k[0].device.type == "cuda":
-        try:
-            from spin_core.decompose.kernels import KernelStep
-        except ImportError:                 # no Triton on this platform
-            return TorchStep
-        return KernelStep
-    return TorchStep
+        return (TorchStep if wide else self.cls)(plan, batch, self.cache, self.heads, self.workspace)

@@ -1,7 +1,8 @@
 """Lossless accept / reject: the text follows the target's distribution whatever the drafter proposes.
 
-On a CUDA device the verdict comes from one fused Triton kernel, elsewhere from the torch reference that the
-kernel must equal. Trees of drafted tokens are verified by :func:`verify_tree`.
+Begin with ``textbook`` (the loop), then ``chain`` (the same for a batch, in torch) and ``tree``. On a CUDA device one
+Triton kernel gives the verdict (``kernel``, with its parts in ``kernel_*``). Any of them may be made faster, as long
+as the tests that compare them with the textbook, random number by random number, still pass.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ __all__ = ["Progress", "Tree", "TreeVerdict", "Verdict", "verify_chain", "verify
 
 def verify_chain(logits: Tensor, draft: Draft, sampling: SamplingBatch, position: Tensor,
                  max_draft: int | None = None, progress: Progress | None = None) -> Verdict:
-    """:func:`spin_core.verify.chain.verify_chain`, by whatever is fastest where the logits are.
+    """:func:`spin_core.verify.chain.verify_chain`, by the fastest code for the device of the logits.
 
     ``max_draft``, if given, is an upper bound of the drafted tokens of any request, known without asking the
     device: ``tokens`` then has ``max_draft + 1`` columns, and on a CUDA device nothing waits for it.

@@ -1,4 +1,4 @@
-"""Chain verification in plain torch: the reference that every faster verifier must equal.
+"""Chain verification of a batch in plain torch: the reference for the kernel, itself tested against :mod:`.textbook`.
 
 Leviathan et al. (arXiv 2211.17192) and Chen et al. (arXiv 2302.01318): go through the drafted tokens in
 order, accept x with probability min(1, p(x) / q(x)); at the first rejection draw from (p - q)+ normalised; if
@@ -55,17 +55,17 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     return rest
 
 
-def check_shapes(logits: Tensor, draft: Draft, sampling: SamplingBatch, position: Tensor, who: str = "verify_chain",
+def check_shapes(logits: Tensor, draft: Draft, sampling: SamplingBatch, position: Tensor, caller: str = "verify_chain",
                  rows: str = "drafted tokens", drafts: str = "drafts") -> None:
     """Raise ValueError unless the arguments of a verifier fit together; the words are for its message."""
-    if isinstance(draft, Tree) != (who == "verify_tree"):       # siblings are no chain: their q is another one
-        raise ValueError(f"{who}: got a {type(draft).__name__}; verify_chain takes a Draft, verify_tree a Tree")
+    if isinstance(draft, Tree) != (caller == "verify_tree"):       # siblings are no chain: their q is another one
+        raise ValueError(f"{caller}: got a {type(draft).__name__}; verify_chain takes a Draft, verify_tree a Tree")
     batch, drafted = len(sampling), draft.tokens.shape[0]
     if logits.dim() != 2 or logits.shape[0] != drafted + batch:
-        raise ValueError(f"{who}: {drafted} {rows} of {batch} requests need {drafted + batch} rows of logits, "
+        raise ValueError(f"{caller}: {drafted} {rows} of {batch} requests need {drafted + batch} rows of logits, "
                          f"got {tuple(logits.shape)}")
     if draft.cu.shape[0] != batch + 1 or position.shape[0] != batch:
-        raise ValueError(f"{who}: {batch} sampling rows, {draft.cu.shape[0] - 1} {drafts}, {position.shape[0]} "
+        raise ValueError(f"{caller}: {batch} sampling rows, {draft.cu.shape[0] - 1} {drafts}, {position.shape[0]} "
                          "positions: these must be equal")
 
 
@@ -81,15 +81,15 @@ def verify_chain(logits: Tensor, draft: Draft, sampling: SamplingBatch, position
     behind its first rejection are not needed. Raises ValueError if the shapes do not fit together.
     """
     check_shapes(logits, draft, sampling, position)
-    # Who is where in its draft is kept in lists: for so few numbers Python is several times as fast as tensors.
+    # Lists, not tensors: for so few numbers Python is several times as fast.
     batch, cu, tokens, greedy = len(sampling), draft.cu.tolist(), draft.tokens.tolist(), sampling.greedy.tolist()
     accepted, token = [0] * batch, [-1] * batch
     argmax = [b for b in range(batch) if greedy[b]]
-    _go(_Greedy(logits, tokens, token), argmax, cu, accepted)
+    _test_depth_by_depth(_Greedy(logits, tokens, token), argmax, cu, accepted)
     if len(argmax) < batch:
-        judge = _Sampled(logits, draft, sampling, position)
-        _go(judge, [b for b in range(batch) if not greedy[b]], cu, accepted)
-        judge.draw(accepted, token)
+        sampled = _Sampled(logits, draft, sampling, position)
+        _test_depth_by_depth(sampled, [b for b in range(batch) if not greedy[b]], cu, accepted)
+        sampled.draw(accepted, token)
 
     failed = [t < 0 for t in token]
     accepted = [0 if fail else n for n, fail in zip(accepted, failed)]
@@ -99,21 +99,21 @@ def verify_chain(logits: Tensor, draft: Draft, sampling: SamplingBatch, position
         (accepted, torch.int64, (batch,)), (text, torch.int64, (batch, width)), (failed, torch.bool, (batch,)))))
 
 
-def _go(judge: "_Greedy | _Sampled", alive: list[int], cu: list[int], accepted: list[int]) -> None:
-    """Test first drafts of the requests ``alive``, then second ones, ...: a request is out at its first
-    rejection, or behind its draft. So no row behind that is read. Counts into ``accepted``."""
+def _test_depth_by_depth(accepts: "_Greedy | _Sampled", alive: list[int], cu: list[int], accepted: list[int]) -> None:
+    """Test the first drafted token of every request ``alive``, then the second, ...: a request leaves at its first
+    rejection or behind its draft, so no row behind that is read. Counts into ``accepted``."""
     depth = 0
     while alive:
         place = [cu[b] + depth for b in alive]          # of the drafted token under test, where there is one
         more = [at < cu[b + 1] for at, b in zip(place, alive)]
-        alive = [b for b, accept in zip(alive, judge(alive, place, more)) if accept]
+        alive = [b for b, accept in zip(alive, accepts(alive, place, more)) if accept]
         depth += 1
         for b in alive:
             accepted[b] = depth
 
 
 def _rows(place: list[int], alive: list[int], device: torch.device) -> Tensor:
-    """Of the logits: each request before has one row more than drafted tokens."""
+    """Rows of the logits: every request has one more than drafted tokens."""
     return torch.tensor([at + b for at, b in zip(place, alive)], device=device)
 
 
@@ -165,7 +165,7 @@ class _Sampled:
                 self._end(alive[i:i + 1], p[i])
         if rejected:
             rows, at = torch.tensor([rejected, [place[i] for i in rejected]], device=device)
-            self._end([alive[i] for i in rejected], residual(p.index_select(0, rows), _distribution(self.draft, at, p)))
+            self._end([alive[i] for i in rejected], residual(p.index_select(0, rows), _drafted_distribution(self.draft, at, p)))
         return accept
 
     def _end(self, requests: list[int], weights: Tensor) -> None:
@@ -187,28 +187,28 @@ def _drafted_probability(draft: Draft) -> Tensor:
         return torch.ones(draft.tokens.shape, device=draft.tokens.device)
     q = torch.ones(draft.tokens.shape, dtype=draft.probs.dtype, device=draft.tokens.device)
     soft = draft.prob_row >= 0
-    distribution, token = draft.prob_row[soft], draft.tokens[soft]
+    row, token = draft.prob_row[soft], draft.tokens[soft]
     if draft.ids is None:
-        q[soft] = draft.probs[distribution, token]
+        q[soft] = draft.probs[row, token]
     else:
         column = torch.searchsorted(draft.ids, token).clamp(max=draft.ids.shape[0] - 1)
-        q[soft] = draft.probs[distribution, column].where(draft.ids[column] == token, 0)
+        q[soft] = draft.probs[row, column].where(draft.ids[column] == token, 0)
     return q
 
 
-def _distribution(draft: Draft, place: Tensor, p: Tensor) -> Tensor:
-    """``[R, V]``: the distribution q that each of R drafted tokens was drawn from, over the vocabulary of ``p [., V]``."""
-    distribution = draft.prob_row[place]
-    hard = distribution < 0
-    if draft.probs is not None and draft.ids is None and not hard.any():
-        return draft.probs[distribution]
+def _drafted_distribution(draft: Draft, place: Tensor, p: Tensor) -> Tensor:
+    """``[R, V]``: the distribution q that each of R drafted tokens was drawn from, over p's vocabulary."""
+    row = draft.prob_row[place]
+    one_hot = row < 0
+    if draft.probs is not None and draft.ids is None and not one_hot.any():
+        return draft.probs[row]
     dtype = p.dtype if draft.probs is None else torch.promote_types(p.dtype, draft.probs.dtype)
     q = torch.zeros(len(place), p.shape[-1], dtype=dtype, device=p.device)
-    q[hard.nonzero().squeeze(-1), draft.tokens[place[hard]]] = 1
+    q[one_hot.nonzero().squeeze(-1), draft.tokens[place[one_hot]]] = 1
     if draft.probs is not None:
-        probs = draft.probs[distribution[~hard]].to(dtype)
+        probs = draft.probs[row[~one_hot]].to(dtype)
         if draft.ids is None:
-            q[~hard] = probs
+            q[~one_hot] = probs
         else:
-            q[(~hard).nonzero(), draft.ids] = probs
+            q[(~one_hot).nonzero(), draft.ids] = probs
     return q

@@ -4,11 +4,12 @@ Equal to :func:`spin_core.verify.chain.verify_chain` with the same counters of t
 same seeds give the same tokens; only where two candidates tie up to rounding may the two differ.
 
 A row of logits is cut into chunks, and a chunk of a row is the unit of work. Programs are as many as the
-device holds and take units from one queue (:mod:`kernel_queue`). Whoever finishes the last chunk of a row
-joins the chunks' results, decides, and queues what its request needs next. A row is read in one of three ways
+device holds and take units from one queue (:mod:`kernel_queue`). The program that finishes a row's last chunk
+joins the chunks' results, decides, and queues what the request needs next. A row is read in one of three ways
 (:mod:`kernel_rows`):
 
-``RACE``   once, for everything: mass and peak for the accept test, and the draw of the token that follows if there is
+``RACE``   once, for everything: mass and peak for the accept test, and the draw (an exponential race, which is
+           Gumbel-max sampling: see :mod:`spin_core.randomness`) of the token that follows if there is
            no draft or it is rejected. Rows that sample without filters, behind which a bonus is drawn or whose
            draft is one-hot.
 ``READ``   once, for the accept test: mass, peak and argmax. Greedy rows need nothing else. Behind it
@@ -17,8 +18,7 @@ joins the chunks' results, decides, and queues what its request needs next. A ro
            memory where that holds the rows in work (a row of 128256 bf16 logits is 257 kB). Filtered rows are
            drawn from in the same way, and read besides as often as :mod:`kernel_filters` says.
 
-So each row up to the deciding one is read once, except that a rejected row is read twice if its draft was
-sampled; none behind it is touched. The rest are gathers: of each tested token, and of the group of
+Each row up to the deciding one is read once, a rejected one of a sampled draft twice, none behind it at all. The rest are gathers: of each tested token, and of the group of
 :data:`GROUP` columns that won a draw. No softmax, mask or one-hot q is ever written.
 """
 
@@ -50,51 +50,51 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _drafted_probability(PROBS, MAP, distribution, token, probs_stride, SUBSET: tl.constexpr, SOFT: tl.constexpr):
-    """q of a drafted token: of its row ``distribution`` of PROBS, or one (``distribution`` negative: one-hot)."""
+def _drafted_probability(PROBS, MAP, row, token, probs_stride, SUBSET: tl.constexpr, SOFT: tl.constexpr):
+    """q of a drafted token: its entry in ``row`` of PROBS, or one (``row`` negative: one-hot)."""
     q = 1.0
     if SOFT:
         column = token
         if SUBSET:
             column = tl.load(MAP + token, mask=token >= 0, other=-1).to(tl.int64)
-        soft = tl.load(PROBS + distribution * probs_stride + column, mask=(distribution >= 0) & (column >= 0), other=0.0)
-        q = tl.where(distribution >= 0, soft.to(tl.float32), 1.0)
+        soft = tl.load(PROBS + row * probs_stride + column, mask=(row >= 0) & (column >= 0), other=0.0)
+        q = tl.where(row >= 0, soft.to(tl.float32), 1.0)
     return q
 
 
 @triton.jit
-def _finish(TOKENS, OUT, ACCEPTED, FAILED, NEXT, LAST, SLOT, LENGTHS, b, start, count, token, lawful, position, width,
+def _finish(TOKENS, OUT, ACCEPTED, FAILED, NEXT, LAST, SLOT, LENGTHS, b, start, count, token, finite, position, width,
             slots, CACHES: tl.constexpr, WIDTH: tl.constexpr):
     """Write request b's verdict, ``count`` accepted tokens and ``token``, and where it stands now."""
     column = tl.arange(0, WIDTH)
-    count = tl.where(lawful, count, -1)
+    count = tl.where(finite, count, -1)
     kept = tl.load(TOKENS + start + column, mask=column < count, other=-1)
     kept = tl.where(column == count, token, kept)
     tl.store(OUT + b * width + column, kept, mask=column < width)
     tl.store(ACCEPTED + b, tl.maximum(count, 0))
-    tl.store(FAILED + b, tl.where(lawful, 0, 1).to(tl.int8))
-    if CACHES >= 0:                                     # nobody reads this request's position any more
+    tl.store(FAILED + b, tl.where(finite, 0, 1).to(tl.int8))
+    if CACHES >= 0:                                     # this request's position is not read any more
         after = position + count + 1
         tl.store(NEXT + b, after)
-        tl.store(LAST + b, token, mask=lawful)
+        tl.store(LAST + b, token, mask=finite)
         slot = tl.load(SLOT + b)
         for cache in tl.static_range(CACHES):
             held = LENGTHS + cache * slots + slot
-            tl.store(held, tl.minimum(tl.load(held), after - 1), mask=lawful)
+            tl.store(held, tl.minimum(tl.load(held), after - 1), mask=finite)
 
 
 # What changes from step to step must not compile the kernel anew, nor batch = 1 become a constant.
 @triton.jit(do_not_specialize=["batch", "width", "chunks", "slots", "probs_stride"],
             do_not_specialize_on_alignment=["TOKENS", "CU", "PROB_ROW", "TEMPERATURE", "TOP_K", "TOP_P", "MIN_P",
                                             "SEED", "POSITION", "OUT", "ACCEPTED", "FAILED", "NEXT", "LAST", "SLOT",
-                                            "LENGTHS", "PARTS", "WINNERS", "LAWS", "ARRIVED", "COUNTERS", "QUEUE"])
+                                            "LENGTHS", "PARTS", "WINNERS", "DISTRIBUTIONS", "ARRIVED", "COUNTERS", "QUEUE"])
 def _verify(LOGITS, TOKENS, CU, PROBS, PROB_ROW, MAP, TEMPERATURE, TOP_K, TOP_P, MIN_P, SEED, POSITION,
             OUT, ACCEPTED, FAILED, NEXT, LAST, SLOT, LENGTHS, PARTS, WINNERS, DISTRIBUTIONS, ARRIVED, COUNTERS, QUEUE,
             batch, vocab, width, chunks, slots, logits_stride, probs_stride,
             SOFT: tl.constexpr, SUBSET: tl.constexpr, CACHES: tl.constexpr, CHUNKS: tl.constexpr, WIDTH: tl.constexpr,
             BLOCK: tl.constexpr, TILES: tl.constexpr, DRAWN: tl.constexpr):
     """COUNTERS: tickets taken, queue entries made, requests done. PARTS, WINNERS: what the chunks of a request's row
-    found. LAWS: peak, mass and floor of a row that is to be drawn from. The rest: see :func:`verify_chain`."""
+    found. DISTRIBUTIONS: peak, mass and floor of a row that is to be drawn from. The rest: see :func:`verify_chain`."""
     batch = batch.to(tl.int64)
     ticket = tl.atomic_add(COUNTERS, 1)
     found = take(QUEUE, COUNTERS + 2, CU, PROB_ROW, TEMPERATURE, TOP_K, TOP_P, MIN_P, ticket // chunks, batch, SOFT)
@@ -111,15 +111,15 @@ def _verify(LOGITS, TOKENS, CU, PROBS, PROB_ROW, MAP, TEMPERATURE, TOP_K, TOP_P,
         greedy = temperature == 0.0
         scale = _LOG2E / tl.where(greedy, 1.0, temperature)
         drafted = tl.load(TOKENS + i, mask=i < end, other=-1)       # -1: the bonus row
-        distribution = tl.load(PROB_ROW + i, mask=i < end, other=-1)         # -1: one-hot
-        Q = PROBS + distribution * probs_stride
+        q_row = tl.load(PROB_ROW + i, mask=i < end, other=-1)         # -1: one-hot
+        Q = PROBS + q_row * probs_stride
         seed = tl.load(SEED + b)
         position = tl.load(POSITION + b)
         here = position + i - start
 
         # 1. This chunk.
         first = (chunk * (BLOCK * TILES)).to(tl.int32)
-        parts = PARTS + b * 4 * CHUNKS                              # peaks, masses, speeds of one race or two
+        parts = PARTS + b * 4 * CHUNKS                              # peaks, masses, scores of one draw or two
         winners = WINNERS + b * 2 * CHUNKS
         known = phase == DRAW
         peak = tl.load(DISTRIBUTIONS + b * 3, mask=known, other=-INF)
@@ -128,15 +128,15 @@ def _verify(LOGITS, TOKENS, CU, PROBS, PROB_ROW, MAP, TEMPERATURE, TOP_K, TOP_P,
         if phase == READ:
             peak, total, winner = read(ROW, first, vocab, scale, greedy, BLOCK, TILES)
         elif phase == RACE:
-            peak, total, speed, winner = exponential_race(ROW, first, vocab, scale, drafted, seed, here, DRAWN,
-                                              BLOCK * TILES // DRAWN)
-            tl.store(parts + 2 * CHUNKS + chunk, speed)
+            peak, total, score, winner = exponential_race(ROW, first, vocab, scale, drafted, seed, here, DRAWN,
+                                                           BLOCK * TILES // DRAWN)
+            tl.store(parts + 2 * CHUNKS + chunk, score)
         else:
-            total, speed, winner, speed_p, winner_p = draw(
-                ROW, Q, MAP, first, vocab, scale, peak, inverse, floor, drafted, distribution >= 0, seed, here, SUBSET, SOFT,
-                DRAWN, BLOCK * TILES // DRAWN)
-            tl.store(parts + 2 * CHUNKS + chunk, speed)
-            tl.store(parts + 3 * CHUNKS + chunk, speed_p)
+            total, score, winner, score_p, winner_p = draw(
+                ROW, Q, MAP, first, vocab, scale, peak, inverse, floor, drafted, q_row >= 0, seed, here, SUBSET,
+                SOFT, DRAWN, BLOCK * TILES // DRAWN)
+            tl.store(parts + 2 * CHUNKS + chunk, score)
+            tl.store(parts + 3 * CHUNKS + chunk, score_p)
             tl.store(winners + CHUNKS + chunk, winner_p)
         tl.store(parts + chunk, peak)
         tl.store(parts + CHUNKS + chunk, total)
@@ -152,31 +152,31 @@ def _verify(LOGITS, TOKENS, CU, PROBS, PROB_ROW, MAP, TEMPERATURE, TOP_K, TOP_P,
             shrink = tl.exp2((peaks - tl.where(peak == -INF, 0.0, peak)) * scale)
             total = tl.sum(tl.load(parts + CHUNKS + at, mask=real, other=0.0) * shrink)
             best_of = tl.load(winners + at, mask=real, other=NONE)
-            lawful = (total > 0.0) & (total < INF)                  # NaN is neither
+            finite = (total > 0.0) & (total < INF)                  # NaN is neither
             token = tl.min(tl.where(peaks == peak, best_of, NONE))   # of a greedy row the argmax
-            accepted = lawful & greedy & (drafted == token)
+            accepted = finite & greedy & (drafted == token)
             again = False
             # 2a. The accept test.
-            if lawful & (phase != DRAW) & (not greedy):
+            if finite & (phase != DRAW) & (not greedy):
                 if phase == READ:
                     floor, total = filtered(ROW, vocab, peak, total, scale, tl.load(TOP_K + b),
                                             tl.load(TOP_P + b).to(tl.float32), tl.load(MIN_P + b).to(tl.float32), BLOCK)
                 x = tl.load(ROW + drafted, mask=drafted >= 0, other=-INF).to(tl.float32)
                 p = tl.where(x < floor, 0.0, tl.exp2((x - peak) * scale) / total)
-                q = _drafted_probability(PROBS, MAP, distribution, drafted, probs_stride, SUBSET, SOFT)
+                q = _drafted_probability(PROBS, MAP, q_row, drafted, probs_stride, SUBSET, SOFT)
                 accepted = (drafted >= 0) & (uniform(seed, here) * q < p)
                 again = (phase == READ) & (not accepted)
             # 2b. The draw.
             if (phase != READ) & (not accepted):
-                speed_of = tl.load(parts + 2 * CHUNKS + at, mask=real, other=0.0)
-                speed_of = tl.where(phase == RACE, speed_of * shrink, speed_of)
-                rest = (phase == DRAW) & (tl.max(speed_of) > 0.0) & (tl.min(speed_of) >= 0.0)
+                score_of = tl.load(parts + 2 * CHUNKS + at, mask=real, other=0.0)
+                score_of = tl.where(phase == RACE, score_of * shrink, score_of)
+                rest = (phase == DRAW) & (tl.max(score_of) > 0.0) & (tl.min(score_of) >= 0.0)
                 if (phase == DRAW) & (not rest):                    # p = q up to rounding: from p itself
-                    speed_of = tl.load(parts + 3 * CHUNKS + at, mask=real, other=0.0)
+                    score_of = tl.load(parts + 3 * CHUNKS + at, mask=real, other=0.0)
                     best_of = tl.load(winners + CHUNKS + at, mask=real, other=NONE)
-                group = tl.min(tl.where(speed_of == tl.max(speed_of), best_of, NONE))
-                token = final(ROW, Q, MAP, group, vocab, scale, peak, inverse, floor, drafted, distribution >= 0, phase == RACE,
-                              rest, seed, here, SUBSET, SOFT)
+                group = tl.min(tl.where(score_of == tl.max(score_of), best_of, NONE))
+                token = final(ROW, Q, MAP, group, vocab, scale, peak, inverse, floor, drafted, q_row >= 0,
+                              phase == RACE, rest, seed, here, SUBSET, SOFT)
             # 2c. What follows.
             if accepted | again:
                 follows = word(row, b, DRAW)
@@ -190,7 +190,7 @@ def _verify(LOGITS, TOKENS, CU, PROBS, PROB_ROW, MAP, TEMPERATURE, TOP_K, TOP_P,
                 place = tl.atomic_add(COUNTERS + 1, 1) + batch
                 tl.atomic_xchg(QUEUE + place, follows)
             else:
-                _finish(TOKENS, OUT, ACCEPTED, FAILED, NEXT, LAST, SLOT, LENGTHS, b, start, i - start, token, lawful,
+                _finish(TOKENS, OUT, ACCEPTED, FAILED, NEXT, LAST, SLOT, LENGTHS, b, start, i - start, token, finite,
                         position, width, slots, CACHES, WIDTH)
                 tl.atomic_add(COUNTERS + 2, 1)
         ticket = tl.atomic_add(COUNTERS, 1)
@@ -209,8 +209,8 @@ def verify_chain(logits: Tensor, draft: Draft, sampling: SamplingBatch, position
 
     ``progress``, if given, is brought up to date in the same launch.
 
-    ``block`` columns are loaded at a time (``drawn`` in a race, which keeps more about each; at least a
-    race's group) and ``tiles`` blocks make a chunk; ``programs`` take chunks from the queue (default: two for
+    ``block`` columns are loaded at a time (``drawn`` where tokens are drawn, which keeps more about each; at
+    least :data:`GROUP`) and ``tiles`` blocks make a chunk; ``programs`` take chunks from the queue (default: two for
     each multiprocessor, as many as its registers allow).
 
     Raises ValueError if the shapes do not fit together or the logits are of another type.

@@ -20,12 +20,13 @@ def uniform(seed, position):
 
 
 @triton.jit
-def speeds(seed, position, entrant, first):
-    """1 / E for ``entrant`` (int32) of a race's round whose blocks begin at ``first``; E: see randomness.race."""
-    block = (entrant // 4).to(tl.uint32) + first
+def inverse_exponential(seed, position, item, first):
+    """1 / E, the noise of ``item`` (int32: a column or a group) in the round of an exponential race whose blocks begin at
+    ``first``; E: see randomness.exponential_race."""
+    block = (item // 4).to(tl.uint32) + first
     zero = block * 0
     a, b, c, d = tl.philox(seed, block, zero + position.to(tl.uint32), zero + _RESIDUAL, zero)
-    which = entrant % 4
+    which = item % 4
     word = tl.where(which < 2, tl.where(which == 0, a, b), tl.where(which == 2, c, d))
     x = tl.minimum((word.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994)     # 2**-32; 1 - 2**-24
     # log1p(-x) = log(1 - x) x / lost, where `lost` is what the rounded 1 - x took away: precise however small x is

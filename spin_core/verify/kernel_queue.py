@@ -1,9 +1,8 @@
 """Triton: the queue from which the programs of the verify kernel take their work.
 
-An entry is one word: which row, whose it is, and how it is to be read. A row is cut into chunks, and an entry is good
-for as many tickets as a row has chunks. Programs take tickets in order. A ticket whose entry is not there yet waits,
-but only while another program, already running, works on what precedes it: so there is no deadlock, whatever the
-number of programs.
+An entry is one word: a row, its request, and how the row is to be read. It is good for as many tickets as a row has
+chunks. Programs take tickets in order. A ticket whose entry is not there yet waits, but only while another program,
+already running, works on what precedes it: so there is no deadlock, whatever the number of programs.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from spin_core.randomness import FINAL, GROUP
-from spin_core.verify.kernel_noise import speeds
+from spin_core.verify.kernel_noise import inverse_exponential
 
 INF = tl.constexpr(float("inf"))
 NONE = tl.constexpr(2**31 - 1)              # neither a column nor a group
@@ -41,14 +41,15 @@ def read(ROW, first, vocab, scale, greedy, BLOCK: tl.constexpr, TILES: tl.conste
 
 @triton.jit
 def exponential_race(ROW, first, vocab, scale, token, seed, position, BLOCK: tl.constexpr, TILES: tl.constexpr):
-    """Peak, mass, and the first round of the race over p without ``token`` (negative: over p): speed and winner.
+    """Peak, mass, and the first round of the draw from p without ``token`` (negative: from p): score and winner.
 
-    A race asks who is first, not how fast in seconds, so it needs no normaliser: one reading is enough for a bonus
-    token, and for a one-hot draft, whose residual is p without the drafted token. Speeds are relative to the peak.
+    The winner has the largest score w / E, whatever the weights w sum to, so no normaliser is needed: one reading is
+    enough for a bonus token, and for a one-hot draft, whose residual is p without the drafted token. Scores are
+    relative to the peak.
     """
     peak = -INF
     total = 0.0
-    fastest = 0.0
+    best = 0.0
     winner = NONE
     for tile in range(TILES):
         group = (first + tile * BLOCK) // _GROUP + tl.arange(0, BLOCK // _GROUP)
@@ -59,14 +60,14 @@ def exponential_race(ROW, first, vocab, scale, token, seed, position, BLOCK: tl.
         shrink = tl.exp2((peak - base) * scale)
         weight = tl.exp2((x - base) * scale)
         total = total * shrink + tl.sum(tl.sum(weight, 1), 0)
-        fastest = fastest * shrink
+        best = best * shrink
         peak = new
-        speed = tl.sum(tl.where(columns == token, 0.0, weight), 1) * speeds(seed, position, group, 0)
-        top = tl.max(speed, 0)
-        if top > fastest:
-            fastest = top
-            winner = tl.min(tl.where(speed == top, group, NONE), 0)
-    return peak, total, fastest, winner
+        score = tl.sum(tl.where(columns == token, 0.0, weight), 1) * inverse_exponential(seed, position, group, 0)
+        top = tl.max(score, 0)
+        if top > best:
+            best = top
+            winner = tl.min(tl.where(score == top, group, NONE), 0)
+    return peak, total, best, winner
 
 
 @triton.jit
@@ -86,15 +87,15 @@ def drafted_distribution(Q, MAP, columns, vocab, token, soft, SUBSET: tl.constex
 @triton.jit
 def draw(ROW, Q, MAP, first, vocab, scale, peak, inverse, floor, token, soft, seed, position,
          SUBSET: tl.constexpr, SOFT: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr):
-    """The first rounds of the races over (p - q)+ and over p, for a row whose distribution is known: mass, and per race speed
-    and winner.
+    """The first rounds of the draws from (p - q)+ and from p, for a row whose distribution is known: mass, and of each
+    draw score and winner.
 
-    The distribution: ``peak``, ``inverse`` of the mass, ``floor`` of what the filters keep. The race over p is for a residual
-    without mass. A NaN in q makes the residual's speed -1.
+    The distribution: ``peak``, ``inverse`` of the mass, ``floor`` of what the filters keep. The draw from p is for a
+    residual without mass. A NaN in q makes the residual's score -1.
     """
     total = 0.0
-    speed_r = 0.0
-    speed_p = 0.0
+    score_r = 0.0
+    score_p = 0.0
     winner_r = NONE
     winner_p = NONE
     broken = 0
@@ -108,18 +109,18 @@ def draw(ROW, Q, MAP, first, vocab, scale, peak, inverse, floor, token, soft, se
         broken = tl.maximum(broken, tl.max(tl.max((q != q).to(tl.int32), 1), 0))
         mass = tl.sum(weight, 1)
         total += tl.sum(mass, 0)
-        fast = speeds(seed, position, group, 0)
-        speed = tl.sum(tl.where(weight > q, weight - q, 0.0), 1) * fast
-        top = tl.max(speed, 0)
-        if top > speed_r:
-            speed_r = top
-            winner_r = tl.min(tl.where(speed == top, group, NONE), 0)
-        speed = mass * fast
-        top = tl.max(speed, 0)
-        if top > speed_p:
-            speed_p = top
-            winner_p = tl.min(tl.where(speed == top, group, NONE), 0)
-    return total, tl.where(broken > 0, -1.0, speed_r), winner_r, speed_p, winner_p
+        noise = inverse_exponential(seed, position, group, 0)
+        score = tl.sum(tl.where(weight > q, weight - q, 0.0), 1) * noise
+        top = tl.max(score, 0)
+        if top > score_r:
+            score_r = top
+            winner_r = tl.min(tl.where(score == top, group, NONE), 0)
+        score = mass * noise
+        top = tl.max(score, 0)
+        if top > score_p:
+            score_p = top
+            winner_p = tl.min(tl.where(score == top, group, NONE), 0)
+    return total, tl.where(broken > 0, -1.0, score_r), winner_r, score_p, winner_p
 
 
 @triton.jit
@@ -136,5 +137,5 @@ def final(ROW, Q, MAP, group, vocab, scale, peak, inverse, floor, token, soft, w
     if rest:
         q = drafted_distribution(Q, MAP, columns, vocab, token, soft, SUBSET, SOFT)
         weight = tl.where(weight * inverse > q, weight * inverse - q, 0.0)
-    speed = weight / tl.max(weight) * speeds(seed, position, within, _FINAL)
-    return tl.min(tl.where(speed == tl.max(speed), columns, NONE))
+    score = weight / tl.max(weight) * inverse_exponential(seed, position, within, _FINAL)
+    return tl.min(tl.where(score == tl.max(score), columns, NONE))

@@ -41,9 +41,9 @@ class Progress:
 
         Plain torch, without a wait for the device; the Triton kernel does the same within its one launch.
         """
-        lawful = ~verdict.failed
+        moved = ~verdict.failed
         accepted = verdict.num_accepted
-        self.position.copy_(position + (accepted + 1) * lawful)
-        self.last.copy_(verdict.tokens.gather(1, accepted.unsqueeze(-1)).squeeze(-1).where(lawful, self.last))
+        self.position.copy_(position + (accepted + 1) * moved)
+        self.last.copy_(verdict.tokens.gather(1, accepted.unsqueeze(-1)).squeeze(-1).where(moved, self.last))
         held = self.lengths[:, self.slot]
-        self.lengths[:, self.slot] = torch.minimum(held, self.position - 1).where(lawful, held)
+        self.lengths[:, self.slot] = torch.minimum(held, self.position - 1).where(moved, held)

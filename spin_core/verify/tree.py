@@ -1,9 +1,9 @@
-"""Tree verification in plain torch: several proposals for a position, and the distribution of the text still the target's.
+"""Tree verification in plain torch: several proposals for a position, and the text still follows the target.
 
 SpecInfer (arXiv 2305.09781), multi-step speculative sampling: at a node test its children one after the other. Child
 x, drawn from q, is accepted with probability min(1, p(x) / q(x)); a rejection leaves p <- (p - q)+ normalised for the
-next child, and when none is left the token is drawn from what remains of p. Each step is exact *if q is the distribution that
-child was drawn from, given the children rejected before it*. So the way children are drawn decides the q they are
+next child, and when none is left the token is drawn from what remains of p. Each step is exact *if q is the
+distribution that child was drawn from, given the children rejected before it*. So the way children are drawn decides the q they are
 tested with, and a way of drawing without such a q is refused: see :mod:`spin_core.draft.tree`.
 """
 
@@ -34,8 +34,8 @@ def trials(p: Tensor, way: str, tokens: list[int], distributions: Iterable[Tenso
            ) -> Iterator[tuple[Tensor, Tensor]]:
     """``[V]`` each: the p and q that child 0, 1, ... is tested with, given that those before it were rejected.
 
-    ``distributions`` holds the distribution each child was drawn from, its siblings not considered; ``rows`` says which of these are one
-    and the same (None: all of them). One pair more than there are children: last comes what is left of p when all are
+    ``distributions`` holds what each child was drawn from, its siblings not considered; ``rows`` says which of these
+    are one and the same (None: all of them). One pair more than there are children: last comes what is left of p when all are
     rejected, and a q of zero.
     """
     for i, q in enumerate(distributions):
@@ -52,8 +52,8 @@ def trials(p: Tensor, way: str, tokens: list[int], distributions: Iterable[Tenso
 def verify_tree(logits: Tensor, draft: Tree, sampling: SamplingBatch, position: Tensor) -> TreeVerdict:
     """Walk down every request's tree as far as children are accepted and draw one token more.
 
-    ``logits [N + B, V]``: request b's rows start at ``draft.cu[b] + b`` with the distribution behind the committed text, then
-    the distribution behind each of its nodes. ``sampling`` has B rows. ``position [B]`` int64, the absolute index of the first
+    ``logits [N + B, V]``: request b's rows start at ``draft.cu[b] + b`` with the logits behind the committed text, then
+    those behind each of its nodes. ``sampling`` has B rows. ``position [B]`` int64, the absolute index of the first
     token being decided. For a tree that is a chain the verdict is that of ``verify_chain``, draw by draw.
 
     A request fails, alone, if a row on its way has no distribution. Raises ValueError if the shapes do not fit together.
@@ -67,11 +67,11 @@ def verify_tree(logits: Tensor, draft: Tree, sampling: SamplingBatch, position: 
     paths: list[list[int]] = [[] for _ in trees]
     last = torch.full((batch,), -1, dtype=torch.int64, device=device)
     if any(greedy):
-        certain = [b for b in range(batch) if greedy[b]]
-        rows = torch.tensor([start[b] + i for b in certain for i in range(len(trees[b][0]) + 1)], device=device)
+        argmax = [b for b in range(batch) if greedy[b]]
+        rows = torch.tensor([start[b] + i for b in argmax for i in range(len(trees[b][0]) + 1)], device=device)
         peak, best = largest(logits[rows])
         best = iter(torch.where(peak.isfinite(), best, -1).tolist())
-        for b in certain:
+        for b in argmax:
             parents, tokens, _ = trees[b]
             paths[b], last[b] = _follow(parents, tokens, [next(best) for _ in range(len(tokens) + 1)])
     if not all(greedy):
@@ -88,8 +88,8 @@ def verify_tree(logits: Tensor, draft: Tree, sampling: SamplingBatch, position: 
 
 
 def _follow(parents: list[int], tokens: list[int], best: list[int]) -> tuple[list[int], int]:
-    """A greedy request: the path along the target's ``best`` tokens (behind the text, then behind each node; -1: no distribution)
-    and the token behind it. What multi-step sampling comes to where p is one-hot."""
+    """A greedy request: the path along the target's ``best`` tokens (behind the text, then behind each
+    node; -1: no distribution) and the token behind it. What multi-step sampling comes to where p is one-hot."""
     child = {(parent, token): node for node, (parent, token) in reversed([*enumerate(zip(parents, tokens))])}
     node, path = -1, []
     while (node := child.get((node, best[node + 1]))) is not None:
@@ -98,24 +98,24 @@ def _follow(parents: list[int], tokens: list[int], best: list[int]) -> tuple[lis
 
 
 def _sample(logits: Tensor, draft: Tree, sampling: SamplingBatch, position: Tensor, trees: list, depth: list[list[int]],
-            start: list[int], seats: list[int], paths: list[list[int]], last: Tensor) -> None:
-    """Write path and last token of the sampling requests ``seats``."""
+            start: list[int], requests: list[int], paths: list[list[int]], last: Tensor) -> None:
+    """Write path and last token of the sampling ``requests``."""
     device = logits.device
-    owner = torch.tensor(seats, device=device)
-    counts = torch.tensor([len(trees[b][0]) + 1 for b in seats], device=device)
-    rows = torch.tensor([start[b] + i for b in seats for i in range(len(trees[b][0]) + 1)], device=device)
-    distribution = probabilities(logits, sampling.rows(owner.repeat_interleave(counts)), rows).split(counts.tolist())
+    owner = torch.tensor(requests, device=device)
+    counts = torch.tensor([len(trees[b][0]) + 1 for b in requests], device=device)
+    rows = torch.tensor([start[b] + i for b in requests for i in range(len(trees[b][0]) + 1)], device=device)
+    probs = probabilities(logits, sampling.rows(owner.repeat_interleave(counts)), rows).split(counts.tolist())
     # `base` counts the tests at one node, so that siblings meet independent noise
-    tests = torch.tensor([len(trees[b][2]) for b in seats], dtype=torch.int64, device=device)
-    level = flat([[depth[b][x.node] for x in trees[b][2]] for b in seats], device)
-    rank = flat([_ranks(trees[b][0], trees[b][2]) for b in seats], device)
+    tests = torch.tensor([len(trees[b][2]) for b in requests], dtype=torch.int64, device=device)
+    level = flat([[depth[b][x.node] for x in trees[b][2]] for b in requests], device)
+    rank = flat([_ranks(trees[b][0], trees[b][2]) for b in requests], device)
     of = owner.repeat_interleave(tests)
     chance = uniform(sampling.seed[of], position[of] + level, ACCEPT, rank).split(tests.tolist())
     left = []
-    for b, p, u in zip(seats, distribution, chance):
+    for b, p, u in zip(requests, probs, chance):
         paths[b], rest = _walk(p, draft, *trees[b], u)
         left.append(rest)
-    accepted = torch.tensor([len(paths[b]) for b in seats], dtype=torch.int64, device=device)
+    accepted = torch.tensor([len(paths[b]) for b in requests], dtype=torch.int64, device=device)
     last[owner] = exponential_race(torch.stack(left), sampling.seed[owner], position[owner] + accepted, RESIDUAL)
 
 
@@ -128,7 +128,8 @@ def _walk(p: Tensor, draft: Tree, parents: list[int], tokens: list[int], proposa
         drawn = [tokens[proposals[i].node] for i in tests]
         rows = [proposals[i].row for i in tests]
         distributions = (draft.distribution(token, row, p.shape[1]) for token, row in zip(drawn, rows))
-        for test, token, (left, q) in zip_longest(tests, drawn, trials(p[node + 1], draft.way, drawn, distributions, rows)):
+        tried = trials(p[node + 1], draft.way, drawn, distributions, rows)
+        for test, token, (left, q) in zip_longest(tests, drawn, tried):
             if test is None:
                 return path, left
             if accepts(chance[test], left[token], q[token]):

@@ -155,7 +155,7 @@ def test_a_single_request_needs_no_measurement(monkeypatch):
     monkeypatch.setattr("spin_core.decompose.strategies.measured", lambda *_: pytest.fail("measured"))
     attention = Attention("auto", 6, c.cache)
     torch.testing.assert_close(attention.step(c.batch).attend(0, c.query, c.scale), c.expected, **TIGHT)
-    assert attention.plan([50, 60], [1, LARGE + 1]).alone == (0, 1)
+    assert attention.plan([50, 60], [1, LARGE + 1]).unpooled == (0, 1)
 
 
 def test_ancestors_of_a_tree():

@@ -7,9 +7,9 @@ import json
 import pytest
 import torch
 
-from spin_core.decompose import costs
-from spin_core.decompose.costs import FIELDS, measure, measured
-from spin_core.decompose.layout import Heads
+from spin_core.decompose import calibrate
+from spin_core.decompose.calibrate import measure, measured
+from spin_core.decompose.costs import FIELDS, Costs, Heads, typical
 
 CPU = torch.device("cpu")
 ASK = (CPU, torch.float32, 1, 2, 8, 1)
@@ -28,10 +28,10 @@ def counted(tmp_path, monkeypatch, misfit):
 
     def once(device, dtype, heads, dim):
         made.append(heads)
-        return costs.Costs(heads.kv, heads.group, *range(len(FIELDS))), misfit[0]
+        return Costs(heads.kv, heads.group, *range(len(FIELDS))), misfit[0]
 
     monkeypatch.setenv("SPIN_HOME", str(tmp_path))
-    monkeypatch.setattr(costs, "measure", once)
+    monkeypatch.setattr(calibrate, "measure", once)
     measured.cache_clear()
     yield made
     measured.cache_clear()
@@ -45,7 +45,7 @@ def test_measured_once_and_kept(counted, tmp_path):
     assert len(counted) == 2 and len(list(tmp_path.rglob("*.json"))) == 2
 
 
-@pytest.mark.parametrize("spoil", [lambda text: text[:20], lambda text: "[]", lambda text: text.replace("alone_key", "key"),
+@pytest.mark.parametrize("spoil", [lambda text: text[:20], lambda text: "[]", lambda text: text.replace("unpooled_key", "key"),
                                    lambda text: json.dumps(json.loads(text) | {"key": ["another device"]})])
 def test_what_is_spoilt_is_measured_anew(counted, tmp_path, spoil):
     first = measured(*ASK)
@@ -65,18 +65,18 @@ def test_a_cache_that_cannot_be_written(counted, tmp_path, monkeypatch):
 
 def test_on_a_busy_machine_nothing_is_kept(counted, tmp_path, misfit):
     misfit[0] = 3.0
-    assert measured(*ASK) == costs.typical(torch.float32, Heads(1, 2), 8)
-    assert len(counted) == costs.TRIES and not list(tmp_path.rglob("*.json"))
+    assert measured(*ASK) == typical(torch.float32, Heads(1, 2), 8)
+    assert len(counted) == calibrate.TRIES and not list(tmp_path.rglob("*.json"))
 
 
 def test_a_measurement_tells_large_from_small(monkeypatch):
     """No times are asserted, only what must hold on any machine that has a quiet moment: long requests cost more."""
-    monkeypatch.setattr(costs, "WEIGHTS", 1 << 20)
+    monkeypatch.setattr(calibrate, "WEIGHTS", 1 << 20)
 
     def tells() -> bool:
         found, misfit = measure(CPU, torch.float32, Heads(1, 2), 16, rounds=2)
         assert misfit >= 0 and all(0 <= getattr(found, name) < 1 for name in FIELDS)
         pooled = [found.pool(1, width, 5) + found.calls(True, False, width) for width in (30, 900)]
-        return found.alone(900, 5) > found.alone(30, 5) > 0 and pooled[1] > pooled[0] > 0
+        return found.unpooled(900, 5) > found.unpooled(30, 5) > 0 and pooled[1] > pooled[0] > 0
 
     assert any(tells() for _ in range(3))

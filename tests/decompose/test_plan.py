@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from ragged_cases import COSTS
 
 from spin_core.decompose import STRATEGIES, Plan, plan
-from spin_core.decompose.costs import FIELDS, Costs, features, fit
-from spin_core.decompose.layout import Heads
-from spin_core.decompose.plan import LARGE, MARGIN, NARROWEST, cheapest_width, cut
+from spin_core.decompose.calibrate import fit
+from spin_core.decompose.costs import FIELDS, Costs, Heads
+from spin_core.decompose.plan import LARGE, MARGIN, NARROWEST, cheapest_width, cut, features
 
 BATCHES = st.lists(st.tuples(st.integers(0, 700), st.integers(0, 20)), min_size=1, max_size=12)
 SKEWED = [1200] + [90, 100, 110, 95, 105] * 3
@@ -57,13 +57,13 @@ def test_pieces_are_as_equal_as_can_be(length, width):
 def test_the_strategies_are_what_their_names_say():
     lengths, q_lens = [40, 300, 40, 41], [5, 5, 5, 5]
     padded = plan(lengths, q_lens, "padded")
-    assert padded.width == 300 and padded.kv_touched == 1200 and not padded.alone
+    assert padded.width == 300 and padded.kv_touched == 1200 and not padded.unpooled
     grouped = plan(lengths, q_lens, "grouped")
-    assert [pool.requests for pool in grouped.pools] == [(0, 2)] and set(grouped.alone) == {1, 3}
+    assert [pool.requests for pool in grouped.pools] == [(0, 2)] and set(grouped.unpooled) == {1, 3}
     assert grouped.kv_touched == grouped.kv_true
     pieces = plan(lengths, q_lens, "decomposed", width=50)
-    assert pieces.width == 50 and not pieces.alone and len(pieces.pieces) == 9
-    assert plan(lengths, q_lens, "per-request").alone == (0, 1, 2, 3)
+    assert pieces.width == 50 and not pieces.unpooled and len(pieces.pieces) == 9
+    assert plan(lengths, q_lens, "per-request").unpooled == (0, 1, 2, 3)
 
 
 def test_drafts_of_other_lengths_are_other_groups():
@@ -73,7 +73,7 @@ def test_drafts_of_other_lengths_are_other_groups():
 @pytest.mark.parametrize("strategy", ["grouped", "decomposed", "auto"])
 def test_a_request_that_reads_a_prompt_stays_alone(strategy):
     made = plan([600, 40, 40], [512, 5, 5], strategy, costs=COSTS)
-    assert 0 in made.alone and all(0 not in pool.requests for pool in made.pools)
+    assert 0 in made.unpooled and all(0 not in pool.requests for pool in made.pools)
 
 
 @settings(max_examples=60, deadline=None)
@@ -95,7 +95,7 @@ def weighed(lengths: list[int], q_lens: list[int], costs: Costs, may_stay: bool)
     distinct, most = sorted(set(lengths)), max(2, min(32, max(lengths) // NARROWEST))
     if len(distinct) > 16:
         distinct = [distinct[int(i)] for i in np.linspace(0, len(distinct) - 1, 16)]
-    alone, out = [costs.alone(n, q) for n, q in zip(lengths, q_lens)], {}
+    alone, out = [costs.unpooled(n, q) for n, q in zip(lengths, q_lens)], {}
     for width in sorted({-(-n // k) for n in distinct for k in range(1, most + 1)}):
         if width < min(NARROWEST, max(lengths)):
             continue
@@ -103,7 +103,7 @@ def weighed(lengths: list[int], q_lens: list[int], costs: Costs, may_stay: bool)
         wide = max(map(max, sizes))
         pooled = [costs.pool(len(own), wide, max(q_lens)) for own in sizes]
         leaves = [p >= a for p, a in zip(pooled, alone)]
-        out[wide] = min(costs.step_call + costs.alone_step * any(left) + costs.calls(
+        out[wide] = min(costs.step_call + costs.unpooled_step * any(left) + costs.calls(
             not all(left), any(len(own) > 1 for own, gone in zip(sizes, left) if not gone), wide)
             + sum(a if gone else p for a, p, gone in zip(alone, pooled, left))
             for left in ([False] * len(lengths), leaves)[:1 + may_stay])
@@ -111,7 +111,7 @@ def weighed(lengths: list[int], q_lens: list[int], costs: Costs, may_stay: bool)
 
 
 DEVICES = [COSTS] + [Costs(**(vars(COSTS) | {name: factor * getattr(COSTS, name)})) for name, factor in
-                     (("merge_call", 30), ("pool_key", 3), ("alone_call", 0), ("pool_query", 0), ("merge_query", 9))]
+                     (("merge_call", 30), ("pool_key", 3), ("unpooled_call", 0), ("pool_query", 0), ("merge_query", 9))]
 
 
 @settings(max_examples=40, deadline=None)

@@ -4,51 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from chain_cases import SAMPLED, as_lists, make_batch, params_list
+from chain_cases import SAMPLED, as_lists, make_batch, one_by_one, params_list
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from spin_core.draft.base import Draft
-from spin_core.randomness import ACCEPT, RESIDUAL, exponential_race, uniform
+from spin_core.randomness import RESIDUAL, exponential_race
 from spin_core.request import SamplingParams
 from spin_core.sampling import SamplingBatch, probabilities
 from spin_core.verify import chain, verify_chain
-
-
-def plain_verdict(logits: Tensor, tokens: list[int], distributions: list[Tensor | None], ids: Tensor | None,
-                  params: SamplingParams, position: int) -> list[int] | None:
-    """One request, position by position: the emitted tokens, None for a failure. ``distributions`` holds q or None."""
-    sampling, vocab, out = SamplingBatch.from_params([params]), logits.shape[-1], []
-    for j, row in enumerate(logits):
-        p = probabilities(row.unsqueeze(0), sampling)[0]
-        if p.isnan().any():
-            return None
-        q = torch.zeros(vocab)
-        if j < len(tokens):
-            if distributions[j] is None:
-                q[tokens[j]] = 1
-            else:
-                q[torch.arange(vocab) if ids is None else ids] = distributions[j]
-            u = uniform(sampling.seed, torch.tensor([position + j]), ACCEPT)
-            if u * q[tokens[j]] < p[tokens[j]]:
-                out.append(tokens[j])
-                continue
-        rest = (p - q).clamp(min=0)
-        rest = rest if rest.sum() > 0 else p
-        if params.greedy:
-            return out + [int(row.argmax())]
-        return out + exponential_race(rest.unsqueeze(0), sampling.seed, torch.tensor([position + j]), RESIDUAL).tolist()
-
-
-def one_by_one(logits: Tensor, draft: Draft, params: list[SamplingParams], position: list[int]):
-    """:func:`plain_verdict` of every request of a batch."""
-    verdicts = []
-    for b, (start, end) in enumerate(zip(draft.cu.tolist(), draft.cu[1:].tolist())):
-        distributions = [None if r < 0 else draft.probs[r] for r in draft.prob_row[start:end].tolist()]
-        verdicts.append(plain_verdict(logits[start + b:end + b + 1], draft.tokens[start:end].tolist(), distributions,
-                                      draft.ids, params[b], position[b]))
-    return verdicts
 
 
 def verify(logits, draft, params, position=None):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from types import ModuleType
 
@@ -46,6 +46,14 @@ class Report:
     rows: list[dict]
     bars: list[Bar] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def within(self, left: Callable[[], float], cases: Sequence) -> Iterator:
+        """The cases, as long as ``left()`` seconds are positive; a note says how many were left out."""
+        for done, case in enumerate(cases):
+            if left() <= 0:
+                self.notes.append(f"out of time: {len(cases) - done} of {len(cases)} cases were left out")
+                return
+            yield case
 
     def as_dict(self) -> dict:
         return {"name": self.name, **provenance.here(), "rows": self.rows, "notes": self.notes,

@@ -27,9 +27,10 @@ import time
 import numpy as np
 
 from spin_core.lab.bench import Bar, Report, positive
-from spin_core.lab.bench.contenders import in_turns
-from spin_core.lab.bench.passes import CONTEXTS, DTYPES, drafting, fitted, models, peaks, work_of
-from spin_core.lab.bench.record import tables, timings
+from spin_core.lab.bench.rounds import in_turns
+from spin_core.lab.bench.answers import pool
+from spin_core.lab.bench.passes import CONTEXTS, DTYPES, fitted, models, peaks, work_of
+from spin_core.lab.bench.timing import tables, timings
 from spin_core.engine import Engine
 from spin_core.request import SamplingParams
 from spin_core.select import make
@@ -129,7 +130,7 @@ def validate(family, prompts, batches, gammas, max_new_tokens: int,
              repeats: int) -> tuple[list[dict], dict[str, float], Hardware]:
     """Simulated and measured tokens per second over batch x drafter x gamma; the efficiency factors by model; the
     profile of the roofline."""
-    names = drafting(family)
+    names = pool(family)[0]
     times = timings(family, names, {}, repeats, CONTEXTS)
     apart, best = tables(times, CONTEXT), peaks(family, repeats)
     params = SamplingParams(max_new_tokens=max_new_tokens)

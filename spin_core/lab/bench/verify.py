@@ -8,16 +8,19 @@ counts as theirs.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 
 from spin_core.lab.bench import Bar, Report, positive
-from spin_core.lab.bench.products import interleaved
+from spin_core.lab.bench.timing import interleaved
 from spin_core.draft.base import Draft
 from spin_core.randomness import ACCEPT, RESIDUAL, exponential_race, uniform
 from spin_core.request import SamplingParams
 from spin_core.sampling import SamplingBatch, probabilities
 from spin_core.verify import Verdict, chain
+from spin_core.verify.textbook import accept_reject
 
 DESCRIPTION = "chain verification: the reference against loops on a CPU, the kernel against the memory's floor on a GPU"
 GAMMA = 4
@@ -84,45 +87,28 @@ def on_gpu(settings) -> Report:
 
 
 def position_loop(logits: Tensor, draft: Draft, sampling: SamplingBatch, position: Tensor) -> list[list[int]]:
-    """The reference's verdict as a loop over requests and positions: a softmax each, until the first rejection."""
+    """The reference's verdict by the textbook's loop, with the reference's own random numbers."""
     texts = []
-    for b in range(len(sampling)):
-        mine, start, end = sampling.rows(slice(b, b + 1)), int(draft.cu[b]), int(draft.cu[b + 1])
-        text: list[int] = []
-        for i in range(start, end + 1):
-            p = probabilities(logits[i + b:i + b + 1], mine)
-            here = position[b:b + 1] + (i - start)
-            q = torch.zeros_like(p)
-            if i < end:
-                q = draft.probs[draft.prob_row[i]].unsqueeze(0)
-                token = int(draft.tokens[i])
-                if chain.accepts(uniform(mine.seed, here, ACCEPT), p[:, token], q[:, token]):
-                    text.append(token)
-                    continue
-            text.append(int(exponential_race(chain.residual(p, q), mine.seed, here, RESIDUAL)))
-            break
-        texts.append(text)
+    for b, (start, end) in enumerate(itertools.pairwise(draft.cu.tolist())):
+        mine = sampling.rows(slice(b, b + 1))
+        texts.append(accept_reject(
+            draft.tokens[start:end].tolist(),
+            lambda i: probabilities(logits[start + b + i:start + b + i + 1], mine)[0],
+            lambda i: draft.probs[draft.prob_row[start + i]],
+            lambda i: uniform(mine.seed, position[b:b + 1] + i, ACCEPT)[0],
+            lambda weights, i: int(exponential_race(weights[None], mine.seed, position[b:b + 1] + i, RESIDUAL))))
     return texts
 
 
 def textbook_loop(logits: Tensor, draft: Draft, sampling: SamplingBatch) -> list[list[int]]:
-    """The same algorithm with torch's own generator: its draws depend on what else the generator was used for."""
-    texts = []
-    for b in range(len(sampling)):
-        start, end = int(draft.cu[b]), int(draft.cu[b + 1])
-        text: list[int] = []
-        for i in range(start, end + 1):
-            rest = (logits[i + b].float() / float(sampling.temperature[b])).softmax(-1)
-            if i < end:
-                q, token = draft.probs[draft.prob_row[i]], int(draft.tokens[i])
-                if float(torch.rand(())) * float(q[token]) < float(rest[token]):
-                    text.append(token)
-                    continue
-                rest = (rest - q).clamp(min=0)
-            text.append(int(rest.multinomial(1)))
-            break
-        texts.append(text)
-    return texts
+    """The same with torch's own generator: its draws depend on what else the generator was used for."""
+    return [accept_reject(
+        draft.tokens[start:end].tolist(),
+        lambda i: (logits[start + b + i].float() / float(sampling.temperature[b])).softmax(-1),
+        lambda i: draft.probs[draft.prob_row[start + i]],
+        lambda i: float(torch.rand(())),
+        lambda weights, i: int(weights.multinomial(1)))
+        for b, (start, end) in enumerate(itertools.pairwise(draft.cu.tolist()))]
 
 
 def _on_cpu(args) -> Report:

@@ -12,9 +12,9 @@ import torch
 from spin_core.lab.bench import Bar, Report, at_least, positive
 from spin_core.decompose import STRATEGIES
 from spin_core.decompose.attend import Workspace
-from spin_core.decompose.costs import timed
-from spin_core.decompose.layout import Heads
-from spin_core.decompose.modern import PaddedView, VarlenStep
+from spin_core.decompose.calibrate import timed
+from spin_core.decompose.costs import Heads
+from spin_core.lab.bench.other_attention import PaddedView, VarlenStep
 from spin_core.decompose.strategies import WAYS, Attention, step_class
 from spin_core.kv.batch import RaggedBatch
 from spin_core.kv.cache import SlotCache
@@ -120,7 +120,7 @@ def _case(keys: list[int], queries: int, heads: Heads, dim: int, dtype, device, 
         attention = Attention(name, heads.kv * heads.group, cache)
         made = attention.plan(keys, batch.counts)
         cls = step_class(name, cache)
-        of[name] = (made.pools, made.alone, cls)        # strategies may come to the same plan: timed once, not raced
+        of[name] = (made.pools, made.unpooled, cls)        # strategies may come to the same plan: timed once, not raced
         steps.setdefault(of[name], cls(made, batch, cache, heads, workspace))
     for name, make in _others(device).items():
         of[name] = name

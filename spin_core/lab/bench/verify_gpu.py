@@ -31,23 +31,20 @@ def run(device: str, vocabularies: Sequence[int], batches: Sequence[int], repeat
     """One row for each vocabulary, batch, type of logits and kind of drafts, the promised case first, as long
     as ``left()`` seconds are positive. On a CPU, where the kernel is interpreted, the times mean nothing."""
     bandwidth = copy_bandwidth(device)
-    rows, bars, notes = [], [], [f"copy bandwidth {bandwidth / 1e12:.2f} TB/s, bytes read plus written"]
+    report = Report("verify", [], notes=[f"copy bandwidth {bandwidth / 1e12:.2f} TB/s, bytes read plus written"])
     cases = [(vocab, batch, dtype, accept_all) for vocab in vocabularies for batch in batches
              for dtype in (torch.bfloat16, torch.float32) for accept_all in (True, False)]
     cases.sort(key=lambda c: (c[:2] != PROMISED, -c[0] * c[1]))
-    for done, one in enumerate(cases):
-        if left() <= 0:
-            notes.append(f"out of time: {len(cases) - done} of {len(cases)} cases were left out")
-            break
-        row = _row(device, *one, repeats, bandwidth, notes)
-        rows.append(row)
+    for one in report.within(left, cases):
+        row = _row(device, *one, repeats, bandwidth, report.notes)
+        report.rows.append(row)
         if (*one[:2], one[3]) == (*PROMISED, True):
-            bars.append(Bar(f"share of the copy bandwidth, {row['dtype']}, V 128256, batch 64, gamma 4",
-                            row["share_of_floor"], ">= 0.8"))
+            report.bars.append(Bar(f"share of the copy bandwidth, {row['dtype']}, V 128256, batch 64, gamma 4",
+                                   row["share_of_floor"], ">= 0.8"))
             others = [v for k, v in row.items() if k.endswith("_us") and k not in ("kernel_us", "floor_us")]
-            bars.append(Bar(f"fastest other over the kernel, {row['dtype']}, likewise",
-                            min(others) / row["kernel_us"] if others else None, ">= 1.0"))
-    return Report("verify", rows, bars, notes)
+            report.bars.append(Bar(f"fastest other over the kernel, {row['dtype']}, likewise",
+                                   min(others) / row["kernel_us"] if others else None, ">= 1.0"))
+    return report
 
 
 def _row(device: str, vocab: int, batch: int, dtype: torch.dtype, accept_all: bool, repeats: int, bandwidth: float,

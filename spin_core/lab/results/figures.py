@@ -35,6 +35,7 @@ import re
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Any
 
 from spin_core import provenance
@@ -131,7 +132,8 @@ def index(directory: str | Path | None = None) -> Path:
     folder = Path(directory) if directory is not None else default_directory()
     folder.mkdir(parents=True, exist_ok=True)
     entries = [_entry(document) for document in read(folder)]
-    page = _PAGE.format(count=len(entries), entries="\n".join(entries) or "<p>No figures yet.</p>")
+    page = Template(Path(__file__).with_name("page.html").read_text("utf-8")).substitute(
+        count=len(entries), entries="\n".join(entries) or "<p>No figures yet.</p>")
     part = folder / ".index.html.part"
     part.write_text(page, "utf-8")
     part.replace(folder / "index.html")
@@ -214,33 +216,3 @@ def _source(series: dict[str, Any]) -> str:
     machine = ", ".join(str(origin[key]) for key in ("gpu", "cpu", "machine") if origin.get(key))
     said = ", ".join(part for part in (series.get("source"), machine) if part)
     return f"{series['kind']}: {said}" if said else series["kind"]
-
-
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Figures</title>
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; color: #222; }}
-body {{ max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
-figure {{ margin: 0 0 3rem; }}
-img {{ max-width: 100%; height: auto; }}
-h2 {{ font-size: 1.1rem; margin: 0 0 .5rem; }}
-.small {{ font-size: .85rem; color: #555; margin: .2rem 0; }}
-.kind {{ font-size: .75rem; font-weight: normal; padding: .1rem .5rem; border-radius: 1rem; }}
-.published {{ background: #e3e6ea; }}
-.modelled {{ background: #fdeccb; }}
-.measured {{ background: #d7efdc; }}
-</style>
-</head>
-<body>
-<h1>Figures ({count})</h1>
-<p>Every number is <span class="kind published">published</span> (taken from a paper),
-<span class="kind modelled">modelled</span> (computed by the simulator for a named hardware profile) or
-<span class="kind measured">measured</span> (on the machine named below the figure).</p>
-{entries}
-</body>
-</html>
-"""

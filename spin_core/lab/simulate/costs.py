@@ -208,7 +208,7 @@ def attention_costs(model: Model, hardware: Hardware, devices: int = 1, dtype: s
     size, stream = BYTES[dtype], hardware.stream
     key, score = 2 * model.head_dim * size / hardware.gather, 4 * model.head_dim / hardware.arithmetic(dtype)
     return Costs(model.kv_heads // devices, model.heads // model.kv_heads, step_call=0.0,
-                 alone_call=hardware.launch, alone_key=key, alone_score=score,
+                 unpooled_call=hardware.launch, unpooled_key=key, unpooled_score=score,
                  pool_call=hardware.launch, pool_width=0.0, pool_key=key, pool_score=score,
                  pool_query=model.head_dim * (size + 4) / stream,
                  merge_call=hardware.launch, merge_query=model.head_dim * 4 / stream)

@@ -9,9 +9,9 @@ import torch
 from ragged_cases import case
 
 from spin_core.lab.bench import verify_attention
-from spin_core.decompose import STRATEGIES, costs, strategies
-from spin_core.decompose.layout import Heads
-from spin_core.decompose.modern import PaddedView, VarlenStep
+from spin_core.decompose import STRATEGIES, calibrate, strategies
+from spin_core.decompose.costs import Heads, typical
+from spin_core.lab.bench.other_attention import PaddedView, VarlenStep
 
 
 def test_a_padded_view_of_the_cache_gives_the_same_numbers():
@@ -30,8 +30,8 @@ def test_todays_kernels_give_the_same_numbers(step):
 
 def test_the_table_is_whole(monkeypatch):
     monkeypatch.setattr(strategies, "measured", lambda device, dtype, kv, group, dim, threads:
-                        costs.typical(dtype, Heads(kv, group), dim))
-    monkeypatch.setattr(costs, "WEIGHTS", 1 << 20)
+                        typical(dtype, Heads(kv, group), dim))
+    monkeypatch.setattr(calibrate, "WEIGHTS", 1 << 20)
     monkeypatch.setattr(verify_attention, "SKEWS", ("alpaca", "one long"))
     report = verify_attention.run(Namespace(device="cpu", batch=[3], repeats=2))
     assert len(report.rows) == len(verify_attention.SKEWS) * len(verify_attention.DRAFTS)

@@ -15,8 +15,7 @@ from matplotlib.image import imread
 
 from spin_core.lab.results import figures
 from spin_core.decompose import plan
-from spin_core.decompose.costs import typical
-from spin_core.decompose.layout import Heads
+from spin_core.decompose.costs import Heads, typical
 from spin_core.lab.lessons.l4_decomposition import measure as padding, plots, widgets
 from spin_core.lab.lessons import stored
 from spin_core.lab.lessons.l4_decomposition.measure import Lengths, skewed_lengths

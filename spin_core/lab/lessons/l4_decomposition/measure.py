@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from spin_core.decompose.modern import PaddedView
+from spin_core.lab.bench.other_attention import PaddedView
 from spin_core.decompose.strategies import Attention
 from spin_core.lab.lessons.stored import Stored, stored
 from spin_core.kv.cache import SlotCache

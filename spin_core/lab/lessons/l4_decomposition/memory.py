@@ -12,9 +12,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from spin_core.decompose.attend import Workspace
-from spin_core.decompose.costs import Costs
-from spin_core.decompose.layout import Heads
-from spin_core.decompose.modern import PaddedView
+from spin_core.decompose.costs import Costs, Heads
+from spin_core.lab.bench.other_attention import PaddedView
 from spin_core.decompose.plan import plan
 from spin_core.decompose.strategies import step_class
 from spin_core.kv.batch import RaggedBatch

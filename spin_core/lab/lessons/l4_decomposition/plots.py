@@ -71,7 +71,7 @@ def packing_and_costs(shown: Plan, cheapest: Plan, asked: int) -> Figure:
 def _rows(figure: FigureBase, made: Plan, height: float, title: str | None) -> None:
     """The rows of a plan, ``height`` inches each, in a figure or a part of one."""
     rows = [(piece, pool.width, pool.queries) for pool in made.pools for piece in pool.pieces]
-    rows += [(Piece(b, 0, made.lengths[b]), made.lengths[b], made.q_lens[b]) for b in made.alone]
+    rows += [(Piece(b, 0, made.lengths[b]), made.lengths[b], made.q_lens[b]) for b in made.unpooled]
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1, 8))
     owners = dict.fromkeys(piece.request for piece, _, _ in rows)
     colours = {b: REQUESTS[i % len(REQUESTS)] for i, b in enumerate(owners)}

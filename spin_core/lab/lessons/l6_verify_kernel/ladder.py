@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from spin_core import randomness
-from spin_core.verify.kernel_noise import speeds, uniform
+from spin_core.verify.kernel_noise import inverse_exponential, uniform
 
 FINAL = tl.constexpr(randomness.FINAL)
 INF = tl.constexpr(float("inf"))
@@ -88,7 +88,7 @@ def race_of(ROW, Q, lse, seed, position, rejected, vocab, BLOCK: tl.constexpr):
         if rejected:
             q = tl.load(Q + columns, mask=inside, other=0.0)
             weight = tl.where(weight > q, weight - q, 0.0)
-        speed = weight * speeds(seed, position, columns, FINAL)      # 1 / E, from the position's counter
+        speed = weight * inverse_exponential(seed, position, columns, FINAL)      # 1 / E, from the position's counter
         top = tl.max(speed)
         if top > best:
             best = top

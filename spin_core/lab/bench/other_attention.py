@@ -10,15 +10,14 @@ cache does not keep. Chains only, no trees. The engine's own kernel without padd
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from spin_core.kv.batch import RaggedBatch
-    from spin_core.kv.cache import SlotCache
+from spin_core.decompose.layout import SlotRows
+from spin_core.kv.batch import RaggedBatch
+from spin_core.kv.cache import SlotCache
 
 
 class PaddedView:
@@ -27,46 +26,37 @@ class PaddedView:
     One row of queries per slot, as many as the longest draft; heads that share keys are folded into the rows.
     """
 
-    def __init__(self, batch: "RaggedBatch", cache: "SlotCache") -> None:
+    def __init__(self, batch: RaggedBatch, cache: SlotCache) -> None:
         self.cache = cache
         device = cache.k[0].device
         slots = cache.k[0].shape[0]
         self.prefix = torch.full((slots,), -1, device=device)
         self.prefix[batch.slots] = torch.tensor(batch.prefix, device=device)
-        self.tall = max(batch.counts)
         self.width = max(p + c for p, c in zip(batch.prefix, batch.counts))
-        # row t of slot s reads token `index`, and token n reads row `place`
-        index = torch.zeros(slots, self.tall, dtype=torch.int64)
-        place = torch.empty(len(batch.tokens), dtype=torch.int64)
-        for slot, start, count in zip(batch.slots, batch.starts, batch.counts):
-            index[slot, :count] = torch.arange(start, start + count)
-            place[start:start + count] = slot * self.tall + torch.arange(count)
-        self.index, self.place = index.ravel().to(device), place.to(device)
-        row = torch.arange(self.tall, device=device)[:, None]
-        visible = torch.arange(self.width, device=device) <= self.prefix[:, None, None] + row       # [slots, tall, width]
+        height = max(batch.counts)
+        self.rows = SlotRows(batch, slots, height, device)
+        row = torch.arange(height, device=device)[:, None]
+        visible = torch.arange(self.width, device=device) <= self.prefix[:, None, None] + row       # [slots, height, width]
         self.bias = torch.zeros_like(visible, dtype=cache.k[0].dtype).masked_fill_(~visible, -torch.inf)[:, None]
 
     def attend(self, layer: int, query: Tensor, scale: float) -> Tensor:
-        heads, _, dim = query.shape
-        keys, values = self.cache.k[layer], self.cache.v[layer]
-        rows = query.index_select(1, self.index).view(heads, len(keys), self.tall, dim).transpose(0, 1)
-        out = self.rectangle(rows, keys, values, scale)
-        return out.transpose(1, 2).reshape(len(keys) * self.tall, heads, dim).index_select(0, self.place)
+        return self.rows.collect(self.rectangle(self.rows.spread(query), self.cache.k[layer], self.cache.v[layer],
+                                                scale))
 
     def rectangle(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-        slots, heads, tall, dim = query.shape
+        slots, heads, height, dim = query.shape
         group = heads // keys.shape[1]
         bias = self.bias if group == 1 else self.bias.repeat(1, 1, group, 1)
-        return F.scaled_dot_product_attention(query.reshape(slots, -1, group * tall, dim), keys[:, :, :self.width],
+        return F.scaled_dot_product_attention(query.reshape(slots, -1, group * height, dim), keys[:, :, :self.width],
                                               values[:, :, :self.width], attn_mask=bias, scale=scale
-                                              ).view(slots, heads, tall, dim)
+                                              ).view(slots, heads, height, dim)
 
 
 class VarlenStep:
     """Flash attention over packed sequences. Packing is done beforehand, so this is what it would cost in a cache
     that keeps its tokens packed. Half precision only."""
 
-    def __init__(self, batch: "RaggedBatch", cache: "SlotCache") -> None:
+    def __init__(self, batch: RaggedBatch, cache: SlotCache) -> None:
         from torch.nn.attention.varlen import varlen_attn
 
         device = cache.k[0].device
