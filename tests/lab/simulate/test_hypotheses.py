@@ -145,8 +145,12 @@ def test_selection_keeps_up_with_the_best_fixed_drafter():
 
 # ---- the table
 
-def test_the_stored_table_puts_the_hypotheses_in_order():
-    report = bench.stored()
+@pytest.fixture
+def report() -> dict:
+    return bench.stored() or pytest.skip("bench hypotheses has not stored its table")
+
+
+def test_the_stored_table_puts_the_hypotheses_in_order(report):
     scores = {name: row["score"] for name, row in bench.scores(report).items()}
     assert set(scores) == set(HYPOTHESES)
     without = [scores[name] for name in scores if name.startswith("recompute")]
@@ -159,8 +163,8 @@ def test_the_stored_table_puts_the_hypotheses_in_order():
     assert report["commit"] and any("kind: modelled" in note for note in report["notes"])
 
 
-def test_the_table_for_a_readme_has_every_number():
-    text = bench.markdown(bench.stored())
+def test_the_table_for_a_readme_has_every_number(report):
+    text = bench.markdown(report)
     assert all(f"| {quantity} |" in text for quantity in bench.PUBLISHED)
     assert "| -" in text and "**" in text
 
