@@ -2,8 +2,8 @@
 
 Weights of that size cannot travel with a benchmark that needs no network, so they are random. The models do all their
 work on the device: they draft, verify, attend, write and roll back their caches. Only what counts as accepted is
-replayed from a recording of real drafters (:mod:`spin_core.lab.simulate.recording`), each of which lends its record to a
-drafter of one of the paper's shapes. Speed is then that of such hardware and shapes with such acceptance, and the text
+replayed from a recording of real drafters (:mod:`spin_core.lab.simulate.recording`): each drafter of one of the paper's
+shapes has the record of one of them. Speed is then that of such hardware and shapes with such acceptance, and the text
 means nothing.
 """
 

@@ -80,11 +80,11 @@ def serve(engine: Engine, todo: list[Job], seed: int = 0, *, keep: bool = True,
 
 
 def differences(family, served: Served, todo: list[Job], count: int | None = None) -> tuple[int, int]:
-    """Of the first ``count`` texts (None: all) how many are not those of requests served alone, and how many were compared.
+    """Of the first ``count`` texts (None: all) how many are not those of requests served alone, and how many there are.
     What was given up must be the beginning of its text."""
     alone, texts, wrong = Engine(family, "none", max_batch=1, **LIMITS), {}, 0
     for request, job in list(zip(served.requests, todo))[:count]:
-        # greedy text is the target's own, whoever drafts; sampled text is a function of its drafter's choices too
+        # greedy text is the target's own, whichever drafter serves; sampled text depends on its drafter
         kind = job.prompt, job.params, "none" if job.params.greedy else job.drafter
         if kind not in texts:
             texts[kind], = alone.generate([list(job.prompt)], job.params, drafter=kind[2])
