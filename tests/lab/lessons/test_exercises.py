@@ -195,6 +195,13 @@ def test_the_solutions_that_a_lesson_shows_are_right_and_its_exercise_cells_open
         assert check_called(check)(space[name]).status == "right"
 
 
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS[0].parent.glob("0[!7]*.ipynb")), ids=lambda p: p.stem)
+def test_links_of_a_lesson_lead_to_files_that_exist(path):
+    texts = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown"]
+    links = [link for text in texts for link in re.findall(r"\]\(([^)#\s]+)\)", text) if "://" not in link]
+    assert links and not [link for link in links if not (path.parent / link).exists()]
+
+
 # every check of a function that a student writes (a kernel's check takes a "rung")
 CHECKS = {name: function for module in MODULES
           for name, function in vars(importlib.import_module(module.name)).items()
