@@ -130,8 +130,9 @@ def measure(requests: int, batch: int, seed: int, pipelines=PIPELINES) -> Report
     """Serve ``requests`` with faults, in each way to overlap drafting and verifying."""
     family, rows, names = small(DRAFTERS), [], []
     # sampled text depends on its drafter, which may be retired: sampled requests are decoded plainly
-    todo = jobs(requests, seed, ["none"])
-    extra = [replace(job, patience=None) for job in jobs(requests, seed + 1, ["none"])]
+    drafters = [*family.drafters, "ngram"]
+    todo = jobs(requests, seed, drafters, sampled=["none"])
+    extra = [replace(job, patience=None) for job in jobs(requests, seed + 1, drafters, sampled=["none"])]
     for pipeline in pipelines:
         with Engine(family, max_batch=batch, kv_tokens=10 * batch, pipeline=pipeline, **LIMITS) as engine, \
                 warnings.catch_warnings():

@@ -30,9 +30,9 @@ class Job:
     patience: int | None = None
 
 
-def jobs(count: int, seed: int, drafters: list[str], kinds: int = 100) -> list[Job]:
+def jobs(count: int, seed: int, drafters: list[str], kinds: int = 100, sampled: list[str] | None = None) -> list[Job]:
     """Requests of so many kinds: prompts of 1 to 16 tokens, outputs of 1 to 12, greedy and sampled, stop tokens and
-    strings. A tenth is given up."""
+    strings. A tenth is given up. ``sampled``: drafters of sampled requests, where these are others."""
     rng, pool = random.Random(seed), []
     for number in range(kinds):
         greedy = rng.random() < .6
@@ -40,7 +40,7 @@ def jobs(count: int, seed: int, drafters: list[str], kinds: int = 100) -> list[J
                                 max_new_tokens=rng.randint(1, 12), seed=number, stop_ids=rng.choice([None, ()]),
                                 stop=tuple(rng.choices(ALPHABET, k=rng.choice([0, 0, 1]))))
         pool.append(Job(tuple(rng.choices(range(VOCAB), k=rng.randint(1, 16))), params,
-                        rng.choice([None, None, *drafters]) if greedy else rng.choice(drafters)))
+                        rng.choice([None, None, *drafters]) if greedy else rng.choice(sampled or drafters)))
     return [replace(rng.choice(pool), patience=rng.randrange(4) if rng.random() < .1 else None) for _ in range(count)]
 
 
