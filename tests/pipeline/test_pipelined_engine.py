@@ -344,7 +344,8 @@ def test_capacities_hold_for_all_micro_batches_together():
     most, groups = 0, set()
     while engine.queue or engine.running:
         engine.step()
-        serving = [(r.drafter, step.group) for step in engine.pipeline.in_flight for r in step.requests if not r.finished]
+        serving = [(r.drafter, step.group) for step in engine.pipeline.in_flight for r in step.requests
+                   if not r.finished]
         for name, capacity in (("near", 2), ("other", 3)):
             assert sum(drafter == name for drafter, _ in serving) <= capacity
         most = max(most, sum(drafter != "none" for drafter, _ in serving))
