@@ -188,7 +188,7 @@ def test_an_interrupted_generate_leaves_a_usable_engine(error, monkeypatch):
     assert engine.generate([[7, 7]], GREEDY)[0].output_ids == plain([7, 7])
 
 
-@pytest.mark.parametrize("pipeline", ["off", 1, 3, "ahead"])
+@pytest.mark.parametrize("pipeline", ["off", 1, 3, "async"])
 @pytest.mark.parametrize("drafter", ["near", "ngram", "tree:near,ngram:2,1", "vote:near,other", "sparse:near:8"])
 def test_a_step_that_fails_behind_the_targets_pass_is_taken_anew(drafter, pipeline, monkeypatch):
     """The target's cache holds drafts by then, and chunks of prompts; the next step's text is the same all the same."""
@@ -216,7 +216,7 @@ def test_a_step_that_fails_behind_the_targets_pass_is_taken_anew(drafter, pipeli
     tiny.assert_idle(engine)
 
 
-@pytest.mark.parametrize("pipeline", ["off", 1, 3, "ahead"])
+@pytest.mark.parametrize("pipeline", ["off", 1, 3, "async"])
 @pytest.mark.filterwarnings("error")
 def test_where_warnings_are_errors_a_drafter_that_raises_costs_no_token(pipeline, monkeypatch):
     """The warning raises in the midst of a step: what the step has brought is kept, who has finished has left."""
@@ -580,3 +580,21 @@ def test_one_string_is_not_taken_for_many_prompts():
     with pytest.raises(TypeError, match=r"prompts must be a list, such as \['abc'\]"):
         engine.generate("abc")
     assert not engine.trace.events
+
+
+def test_old_names_work_with_a_warning():
+    with pytest.warns(DeprecationWarning, match='pipeline="ahead" is called "async" now'):
+        engine = Engine(tiny.family(), "near", 3, pipeline="ahead")
+    assert engine.generate([[1, 4]], GREEDY)[0].output_ids == plain([1, 4])
+    with pytest.warns(DeprecationWarning, match="record_laws is called record_probs now"):
+        engine = Engine(tiny.family(), "near", 3, record_laws=True)
+    engine.generate([[1, 4]], GREEDY)
+    assert any(e.distributions for e in engine.trace.events)
+
+
+def test_impossible_limits_of_time_and_trace_are_refused():
+    for wrong in (0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="stage_timeout must be a positive number of seconds"):
+            Engine(tiny.family(), "near", stage_timeout=wrong)
+    with pytest.raises(ValueError, match="limit is a positive number of events or None"):
+        Engine(tiny.family(), "near", trace_limit=0)

@@ -1,4 +1,4 @@
-"""Prompts to run: four named sets written for this project, and whatever file or hub data set is given.
+"""Prompts to run: four named sets written for this project, and any file or hub data set.
 
 >>> from spin_core.workloads import load_workload
 >>> len(load_workload("mix", split="test"))
@@ -12,8 +12,8 @@ The named sets live beside this file, one line of JSON for each prompt, in two f
     {"id": "chat-001", "category": "howto", "split": "test",
      "messages": [{"role": "user", "content": "..."}, {"role": "assistant", ...}, {"role": "user", ...}]}
 
-The splits are part of the files and never change: drafters train on "train", what is reported is measured on
-"test".
+The splits are part of the files and never change: drafters train on "train", reported numbers are measured on
+"test". Begin with ``prompt``; ``formats`` reads files of prompts, and is where a new form of file is added.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def _prompt(record: object, workload: str, default_id: str, default_split: str) 
     elif record.get("messages") is not None:
         dialogue = _dialogue(record["messages"], "messages", "role", "content")
     else:
-        has = ", ".join(map(repr, record)) or "none"
+        has = ", ".join(f"{key!r}{' (null)' * (value is None)}" for key, value in record.items()) or "none"
         raise WorkloadError("no prompt: expected the key 'prompt', 'instruction', 'turns', 'conversations' "
                             f"or 'messages', found {has}")
     name = _or(record.get("id"), _or(record.get("question_id"), default_id))
@@ -153,7 +153,7 @@ def _dialogue(items: object, key: str, role_key: str, text_key: str) -> tuple[tu
         role = ROLES.get(_text(item[role_key], f"'{role_key}' in {what}").lower())
         if role is None:
             raise WorkloadError(f"{what} is by {item[role_key]!r}; known are {', '.join(ROLES)}")
-        # recorded answers are empty now and then, and that harms nobody; the last user turn is checked below
+        # recorded answers are sometimes empty, which does no harm; the last user turn is checked below
         turns.append((role, _text(item[text_key], f"'{text_key}' in {what}", may_be_empty=True)))
     users = [i for i, (role, _) in enumerate(turns) if role == "user"]
     if not users:

@@ -18,7 +18,7 @@ class Prompt:
     ``dialogue`` holds (role, content) pairs, roles "system", "user" and "assistant", and ends with a user's
     turn. ``workload`` is the set the prompt was written for: in the mix it still says "chat", say.
     ``follow_ups`` are later user turns that make sense only after the model's own answer to this one
-    (MT-Bench, Spec-Bench); whoever wants the whole conversation sends them one by one.
+    (MT-Bench, Spec-Bench): send them one by one for the whole conversation.
     """
 
     id: str
@@ -30,12 +30,12 @@ class Prompt:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The conversation as a chat template wants it; this is what ``family.encode`` gets."""
+        """The conversation as a chat template takes it, for ``family.encode``."""
         return [{"role": role, "content": content} for role, content in self.dialogue]
 
     @property
     def text(self) -> str:
-        """The same for a reader: the bare prompt, or the turns with their speakers if there are several."""
+        """The conversation for a reader: the bare prompt, or the turns with their speakers if there are several."""
         if len(self.dialogue) == 1:
             return self.dialogue[0][1]
         return "\n\n".join(f"{role.capitalize()}: {content}" for role, content in self.dialogue)

@@ -56,8 +56,10 @@ class Family:
 
         With a chat template, a string is one user message, a list holds ``{"role", "content"}`` messages, and
         the generation prompt is added. Without one only a string is accepted and it is encoded as it is.
-        Raises ValueError for messages that the template cannot take.
+        Raises ValueError for messages that the template cannot take, and for characters that are no text.
         """
+        for text in [prompt] if isinstance(prompt, str) else [message["content"] for message in _messages(prompt)]:
+            _check_text(text)
         if self.tokenizer.chat_template:
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else _messages(prompt)
             try:
@@ -72,6 +74,14 @@ class Family:
     def decode(self, ids: Sequence[int] | Tensor) -> str:
         """Text of token ids, special tokens left out."""
         return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def _check_text(text: str) -> None:
+    """ValueError for half of a surrogate pair, as an undecodable argument of the command line holds it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the prompt holds {text[error.start]!r}, half of a surrogate pair, which is no text") from None
 
 
 def _messages(prompt: Sequence[dict]) -> list[dict]:

@@ -257,7 +257,7 @@ BAD = {
     "null": ("null", "expected a JSON object, got null"),
     "no key": ('{"text": "a", "id": 7}', "no prompt.*'instruction'.*found 'text', 'id'"),
     "no keys": ("{}", "no prompt.*found none"),
-    "null prompt": ('{"prompt": null}', "no prompt"),
+    "null prompt": ('{"prompt": null}', r"no prompt: .*found 'prompt' \(null\)$"),
     "empty": ('{"prompt": ""}', "'prompt' is empty"),
     "blank": ('{"prompt": " \\n\\t"}', "'prompt' is empty"),
     "type": ('{"prompt": 5}', "'prompt' must be a string, got a number"),

@@ -297,3 +297,12 @@ def test_template_that_refuses(save):
 def test_importing_the_zoo_does_not_import_transformers():
     code = "import sys, spin_core.zoo; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("template", [None, CHAT])
+def test_half_of_a_surrogate_pair_is_refused_in_words(save, template):
+    """As an argument that is no UTF-8 comes from the command line."""
+    family = load(target=save("m", llama(), tokenizer(template=template)))
+    for prompt in ["a \udcff"] + ([[{"role": "user", "content": "\ud83d"}]] if template else []):
+        with pytest.raises(ValueError, match="half of a surrogate pair"):
+            family.encode(prompt)

@@ -1,7 +1,10 @@
 """Benchmarks: ``python -m spin_core bench NAME [--json OUT]``.
 
-Each module of this package is one benchmark with ``DESCRIPTION``, ``add_arguments(parser)`` and ``run(args) ->
-Report``. A report prints a table and then one line per bar; a bar is a number we promised and what it came to.
+A benchmark is a module with ``DESCRIPTION``, ``add_arguments(parser)`` and ``run(args) -> Report``: its arguments,
+cases, measurements, table and bars. A report prints a table and then one line per bar; a bar is a number that was
+promised and what it came to. What benchmarks share: `rounds` compares contenders live, `contenders` are other
+libraries, `timing` times calls in turns, `answers` says what drafters would draft along recorded text, `service` is a
+stream of requests. Begin with `products`, the shortest. A new benchmark needs a module and its name in :data:`NAMES`.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from types import ModuleType
 
@@ -17,7 +20,7 @@ from spin_core import provenance
 from spin_core.files import save_json
 
 NAMES = ("peers", "products", "passes", "equality", "load", "verify", "verify-attention", "drafters", "select",
-         "select-live", "simulate", "pipeline", "trees", "spire", "boost", "gpu")
+         "select-live", "simulate", "pipeline", "trees", "hypotheses", "spire", "boost", "gpu")
 
 _COMPARE = {">=": operator.ge, "<=": operator.le}
 
@@ -46,6 +49,14 @@ class Report:
     rows: list[dict]
     bars: list[Bar] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def within(self, left: Callable[[], float], cases: Sequence) -> Iterator:
+        """The cases, as long as ``left()`` seconds are positive; a note says how many were left out."""
+        for done, case in enumerate(cases):
+            if left() <= 0:
+                self.notes.append(f"out of time: {len(cases) - done} of {len(cases)} cases were left out")
+                return
+            yield case
 
     def as_dict(self) -> dict:
         return {"name": self.name, **provenance.here(), "rows": self.rows, "notes": self.notes,

@@ -1,48 +1,24 @@
-"""How contenders of the benchmarks decode: our engines, transformers' ways, and flashspec. Token ids in and out."""
+"""How peers decode: transformers' ways and flashspec. Token ids in and out."""
 
 from __future__ import annotations
 
 import copy
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from spin_core.engine import Engine
-from spin_core.request import Request, SamplingParams
+from spin_core.lab.bench.rounds import Tokens
 from spin_core.runtime.linear import pack_linears
 from spin_core.runtime.runner import share_weights
 
-Tokens = list[list[int]]
 INSTALL = "pip install -e '.[peers]'"       # brings flashspec
-TURN = 8        # steps of an engine before the next one goes on: about a second
 
 
 def packed(model):
     """A copy of ``model`` over the products that our runner uses; None where they cannot be packed."""
     copy_ = share_weights(model)
     return copy_ if pack_linears(copy_) else None
-
-
-def in_turns(engines: Sequence[Engine], prompts: Tokens, params: SamplingParams,
-             turn: int = TURN) -> list[tuple[list[Request], float]]:
-    """Every engine serves all prompts (seeds 0, 1, ...), ``turn`` steps at a time, so that a slow moment of the machine
-    hits them all; by engine its finished requests, and the seconds of its own turns."""
-    work = [[engine.submit(prompt, params.with_(seed=seed)) for seed, prompt in enumerate(prompts)]
-            for engine in engines]
-    seconds = [0.0] * len(engines)
-    while not all(r.finished for requests in work for r in requests):
-        for i, (engine, requests) in enumerate(zip(engines, work)):
-            start = time.perf_counter()
-            for _ in range(turn):
-                if all(r.finished for r in requests):
-                    break
-                engine.step()
-            if engine.pipeline:                     # or its threads would work on in others' turns
-                engine.pipeline.drain()
-            seconds[i] += time.perf_counter() - start
-    return list(zip(work, seconds))
 
 
 def generate(family, model, batch: int, max_new_tokens: int, temperature: float = 0.0,
@@ -64,8 +40,8 @@ def generate(family, model, batch: int, max_new_tokens: int, temperature: float 
 
 
 def continuous(family, max_new_tokens: int, temperature: float = 0.0) -> Callable[[Tokens], Tokens]:
-    """transformers' continuous batching, with pages and masks for what is asked: those it would make by default fill
-    the memory of a GPU, and take seconds per step on a CPU."""
+    """transformers' continuous batching, with pages and masks no larger than needed: the default ones fill a GPU's
+    memory, and take seconds per step on a CPU."""
     from transformers import GenerationConfig
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 

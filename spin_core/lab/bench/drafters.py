@@ -1,8 +1,8 @@
 """The drafter pool, drafter by drafter and workload by workload: how often is each right, and what does it cost?
 
-The target answers the test split greedily; every drafter is then judged on that text. Greedy chains need no engine for
-that (:mod:`spin_core.lab.distill.evaluate`), so one pass gives the outcome at every gamma. What a drafted token and a
-verification cost is measured on this machine, in isolation, at batch 1; speed-ups are predicted from both:
+The target answers the test split greedily; every drafter is compared with that text at every gamma (:mod:`.answers`).
+What a drafted token and a verification cost is measured on this machine, in isolation, at batch 1. Speed-ups are
+predicted from both:
 
     speed-up = tokens / sum over the steps of (drafted * c + v(drafted)),
 
@@ -16,25 +16,14 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from spin_core.lab.bench import Bar, Report, positive
-from spin_core.lab.bench.products import interleaved
-from spin_core.lab.distill.corpus import Shard
-from spin_core.lab.distill.evaluate import MAX_GAMMA, Scores, score
-from spin_core.lab.distill.states import States, compute
-from spin_core.draft import Drafter, DraftTable, FedLlama, NgramDrafter
-from spin_core.draft.composite import COMPOSED_NGRAM
-from spin_core.draft.pool import build
-from spin_core.engine import Engine
 from spin_core.files import check_writable
-from spin_core.request import Request, SamplingParams
-from spin_core.runtime import ModelRunner
-from spin_core.lab.simulate.recording import chains
+from spin_core.lab.bench import Bar, Report, positive
+from spin_core.lab.bench.answers import Answers, View, answer, model_views, pool, views_of
+from spin_core.lab.bench.timing import timings
+from spin_core.lab.distill.evaluate import MAX_GAMMA, Scores
 from spin_core.lab.simulate.acceptance import SHARES as PUBLISHED_SHARE
-from spin_core.workloads import SETS as WORKLOADS
 
-DESCRIPTION = "every drafter's acceptance, cost and predicted speed-up by workload, and who is best for whom"
+DESCRIPTION = "every drafter's acceptance, cost and predicted speed-up by workload, and which is best for how many"
 # Where the answer is made of the prompt's own words.
 REPEATING = ("rewrite", "extract", "translate")
 FIGURE = "best_ssm_share"
@@ -48,16 +37,6 @@ def add_arguments(parser) -> None:
     parser.add_argument("--repeats", type=positive, default=15, help="interleaved repeats of every timing (default 15)")
     parser.add_argument("--context", type=positive, default=192, help="cached tokens while timing (default 192)")
     parser.add_argument("--figures", metavar="DIR", help=f"save the figure {FIGURE} into this folder")
-
-
-@dataclass
-class Answers:
-    """The target's greedy answers, and where each prompt is from."""
-
-    shard: Shard
-    states: States
-    workloads: list[str]
-    categories: list[str]
 
 
 @dataclass
@@ -89,27 +68,9 @@ def run(args) -> Report:
     return report
 
 
-def answer(family, limit: int | None, max_new_tokens: int) -> Answers:
-    """Let the target answer the test splits."""
-    from spin_core.workloads import load_workload
-
-    prompts = [p for name in WORKLOADS for p in load_workload(name, split="test", limit=limit)]
-    engine = Engine(family, "none", max_batch=32, max_len=1024)
-    requests = engine.generate([p.messages for p in prompts], SamplingParams(max_new_tokens=max_new_tokens))
-    kept = [(p, r) for p, r in zip(prompts, requests) if r.output_ids]
-    shard = Shard.build([r.prompt_ids for _, r in kept], [r.output_ids for _, r in kept], [0.0] * len(kept))
-    return Answers(shard, compute(family.target, shard, family.vocab_size), [p.workload for p, _ in kept],
-                   [p.category for p, _ in kept])
-
-
 def request_counts(answers: Answers) -> dict[str, int]:
     """How many requests each workload has, and the mix of them all."""
     return {**Counter(answers.workloads), "mix": len(answers.workloads)}
-
-
-def is_lookup(family, name: str) -> bool:
-    """Whether a drafter looks its drafts up: one-hot, and a whole draft for the price of one token."""
-    return all(part == "ngram" or isinstance(family.drafters.get(part), DraftTable) for part in name.split("+"))
 
 
 def judge(family, name: str, answers: Answers, scores: list[Scores] | None = None) -> Judged:
@@ -120,63 +81,6 @@ def judge(family, name: str, answers: Answers, scores: list[Scores] | None = Non
     return Judged([_mean(v.overlap) for v in views], [_mean(v.hits) for v in views],
                   {g: [[(d, a) for d, a, _ in s] for s in chains] for g, chains in steps.items()},
                   {g: [[looked for _, _, looked in s] for s in chains] for g, chains in steps.items()})
-
-
-@dataclass
-class View:
-    """What a drafter would do before each token of one answer: how many tokens it drafts at most, how many of
-    those are right, whether it looks them up; its overlap with the target's distribution, and whether its first one is right."""
-
-    drafted: list[int]
-    accepted: list[int]
-    looked: list[bool]
-    overlap: list[float]
-    hits: list[bool]
-
-
-def views_of(family, name: str, answers: Answers) -> list[View]:
-    """What that drafter, composed or not, would do before each token of every answer."""
-    first, composed, rest = name.partition("+")
-    if composed:        # the lookup's where it finds something, the other's elsewhere
-        lookup = NgramDrafter(*COMPOSED_NGRAM) if first == "ngram" else build(first, family, 1, 1, None)
-        return [View(*([a if found else b for found, a, b in zip(over.drafted, above, below)]
-                        for above, below in zip(vars(over).values(), vars(under).values())))
-                for over, under in zip(lookup_views(family, lookup, answers), views_of(family, rest, answers))]
-    if is_lookup(family, name):
-        return lookup_views(family, build(name, family, 1, 1, None), answers)
-    source = family.drafters[name]
-    return model_views(score(source.model, source.ids, family.target, answers.shard, answers.states))
-
-
-def model_views(scores: list[Scores]) -> list[View]:
-    """:func:`views_of` for a model with these scores."""
-    out = []
-    for s in scores:
-        count, accepted = len(s.overlap), chains(s.hits).tolist()
-        out.append(View([0 if s.waits and t == 0 else MAX_GAMMA for t in range(count)], accepted, [False] * count,
-                         s.overlap, s.hits[0]))
-    return out
-
-
-def lookup_views(family, drafter: Drafter, answers: Answers) -> list[View]:
-    """:func:`views_of` for a drafter that looks up."""
-    head = family.target.get_output_embeddings().weight.detach()
-    out = []
-    for i in range(len(answers.workloads)):
-        prompt, text = answers.shard.sequence(i)
-        start = int(answers.shard.starts[i]) + len(prompt) - 1
-        guesses = proposals(prompt, text, MAX_GAMMA, drafter)
-        drafter.rollback(0, 0)
-        accepted = [_agree(guess, text[at:]) for at, guess in enumerate(guesses)]
-        p = [float((answers.states.hidden[start + t].float() @ head[guess[0]] - answers.states.log_z[start + t]).exp())
-             if guess else 0.0 for t, guess in enumerate(guesses)]
-        out.append(View(list(map(len, guesses)), accepted, [True] * len(text), p, [a > 0 for a in accepted]))
-    return out
-
-
-def _agree(guess: list[int], text: list[int]) -> int:
-    """How many tokens of a guess are those of the text."""
-    return next((k for k, (g, t) in enumerate(zip(guess, text)) if g != t), min(len(guess), len(text)))
 
 
 def _steps(view: View, gamma: int) -> list[tuple[int, int, bool]]:
@@ -190,50 +94,13 @@ def _steps(view: View, gamma: int) -> list[tuple[int, int, bool]]:
     return out
 
 
-def proposals(prompt: list[int], text: list[int], count: int, drafter: Drafter | None = None) -> list[list[int]]:
-    """What a drafter that looks up, by default prompt lookup, proposes before each token of the answer."""
-    drafter, request = drafter or NgramDrafter(), Request(prompt, SamplingParams(), slot=0)
-    out = []
-    for token in text:
-        out.append(drafter.propose([request], [count]).tokens.tolist())
-        request.output_ids.append(token)
-    return out
-
-
 def measure_costs(family, context: int, repeats: int) -> tuple[dict[str, float], list[float]]:
     """c of every drafter, and v(k) for k = 0 to MAX_GAMMA drafted tokens, in units of the target's one-row pass."""
-    tokens = torch.arange(context) % family.vocab_size
-    target = ModelRunner(family.target, 1, context + MAX_GAMMA + 2, family.vocab_size)
-    target.forward([0], [context], tokens, [0])
-
-    def rows(count: int) -> None:
-        target.forward([0], [count], tokens[:count], list(range(count)))
-        target.cache.truncate(0, context)
-
-    work = {("rows", k): (lambda k=k: rows(k + 1)) for k in range(MAX_GAMMA + 1)}
-    for name, source in family.drafters.items():
-        if isinstance(source, DraftTable):
-            continue
-        fed = isinstance(source.model, FedLlama)
-        runner = ModelRunner(source.model, 1, context + 2, keep_states=fed)
-        runner.forward([0], [context], tokens, [0])
-        extra = {"states": torch.zeros(1, 1, family.target.config.hidden_size)} if fed else {}
-
-        def step(runner=runner, extra=extra) -> None:
-            runner.forward([0], [1], tokens[:1], [0], **extra).argmax(-1).tolist()
-            runner.cache.truncate(0, context)
-
-        work["draft", name] = step
-    request = Request(tokens.tolist(), SamplingParams(), slot=0)
-    for name in filter(lambda n: is_lookup(family, n), [*family.drafters, "ngram"]):
-        lookup = build(name, family, 1, 1, None)
-        lookup.propose([request], [4])
-        work["draft", name] = lambda lookup=lookup: lookup.propose([request], [4])
-    with torch.inference_mode():
-        times = interleaved(work, repeats)
-    one = times["rows", 0]
-    return ({name: t / one for (kind, name), t in times.items() if kind == "draft"},
-            [times["rows", k] / one for k in range(MAX_GAMMA + 1)])
+    models, lookups = pool(family)
+    times = timings(family, models, lookups, repeats, (context,), [(k + 1, 1) for k in range(MAX_GAMMA + 1)], [(1, 1)])
+    one = times["target", 1, 1, context]
+    return ({name: times[name, 1, 1, context] / one for name in (*models, *lookups)},
+            [times["target", k + 1, 1, context] / one for k in range(MAX_GAMMA + 1)])
 
 
 def seconds(chain: Chain, cost: float, verify: list[float], looked: bool | list[bool] = False,
@@ -252,9 +119,9 @@ def tokens(chain: Chain) -> int:
 
 def summarise(judged: dict[str, Judged], answers: Answers, costs: dict[str, float], verify: list[float]) -> Report:
     """One row per drafter and workload, "mix" last, and the bars."""
-    everyone = range(len(answers.workloads))
-    groups = {name: [i for i in everyone if answers.workloads[i] == name] for name in dict.fromkeys(answers.workloads)}
-    groups["mix"] = list(everyone)
+    every = range(len(answers.workloads))
+    groups = {name: [i for i in every if answers.workloads[i] == name] for name in dict.fromkeys(answers.workloads)}
+    groups["mix"] = list(every)
     spent = {name: {g: [seconds(c, _cost(costs, name), verify, up, costs.get(name.split("+")[0]))
                         for c, up in zip(chains, j.looked[g])] for g, chains in j.chains.items()}
              for name, j in judged.items()}
@@ -265,8 +132,8 @@ def summarise(judged: dict[str, Judged], answers: Answers, costs: dict[str, floa
 
     # a request is served with its drafter's best gamma on the mix, as a fixed setting would be
     setting = {name: max(spent[name], key=lambda g: speed(name, g, groups["mix"])) for name in judged}
-    alone = [name for name in judged if "+" not in name]        # who is best is asked of drafters, not of compositions
-    best = [max(alone, key=lambda n: lengths[i] / spent[n][setting[n]][i]) for i in everyone]
+    alone = [name for name in judged if "+" not in name]        # compositions do not compete for the best
+    best = [max(alone, key=lambda n: lengths[i] / spent[n][setting[n]][i]) for i in every]
     rows_ = []
     for workload, members in groups.items():
         share = defaultdict(float)

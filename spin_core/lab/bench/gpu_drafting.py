@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from spin_core.lab.bench import Report
 from spin_core.lab.bench.gpu import TINY, Settings, attempt
-from spin_core.lab.bench.products import interleaved
+from spin_core.lab.bench.timing import interleaved
 from spin_core.draft import ModelDrafter
 from spin_core.runtime import graphs
 from spin_core.request import Request, SamplingParams
@@ -42,19 +42,15 @@ def run(shapes: Sequence[Model], batches: Sequence[int], cached: Sequence[int], 
         f"time over {gamma}; each request of the batch gets one token in it; same_drafts: share of equal tokens"])
     if torch.device(device).type != "cuda":
         report.notes.append(f"no CUDA graphs on {device}: only the eager way is timed")
-    skipped = 0
-    for shape in shapes:
-        model = attempt(report, shape.name, lambda: random_llama(shape, device, dtype)) if left() > 0 else None
-        for batch, held in product(batches, cached):
-            if left() <= 0:
-                skipped += 1
-            elif model is not None:
-                case = {"drafter": shape.name, "batch": batch, "cached": held, "gamma": gamma, "weights": "random"}
-                name = f"{shape.name}, batch {batch}, {held} cached"
-                if row := attempt(report, name, lambda: _case(name, model, batch, held, gamma, repeats, report.notes)):
-                    report.rows.append(case | row)
-    if skipped:
-        report.notes.append(f"out of time: {skipped} of {len(shapes) * len(batches) * len(cached)} cases were left out")
+    model, of = None, None
+    for shape, batch, held in report.within(left, list(product(shapes, batches, cached))):
+        if shape is not of:
+            model, of = attempt(report, shape.name, lambda: random_llama(shape, device, dtype)), shape
+        if model is not None:
+            case = {"drafter": shape.name, "batch": batch, "cached": held, "gamma": gamma, "weights": "random"}
+            name = f"{shape.name}, batch {batch}, {held} cached"
+            if row := attempt(report, name, lambda: _case(name, model, batch, held, gamma, repeats, report.notes)):
+                report.rows.append(case | row)
     return report
 
 

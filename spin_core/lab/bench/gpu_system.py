@@ -2,8 +2,8 @@
 
 Weights of that size cannot travel with a benchmark that needs no network, so they are random. The models do all their
 work on the device: they draft, verify, attend, write and roll back their caches. Only what counts as accepted is
-replayed from a recording of real drafters (:mod:`spin_core.lab.simulate.recording`), each of which lends its record to a
-drafter of one of the paper's shapes. Speed is then that of such hardware and shapes with such acceptance, and the text
+replayed from a recording of real drafters (:mod:`spin_core.lab.simulate.recording`): each drafter of one of the paper's
+shapes has the record of one of them. Speed is then that of such hardware and shapes with such acceptance, and the text
 means nothing.
 """
 
@@ -20,14 +20,18 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from spin_core.lab.bench import Bar, Report
-from spin_core.lab.bench import names, peers
+from spin_core.lab.bench import names
 from spin_core.lab.bench.gpu import TINY, Settings, attempt
 from spin_core.lab.bench.gpu_drafting import random_llama
+from spin_core.lab.bench.rounds import of_trace
 from spin_core.draft.base import CaughtUp, never_stopped
-from spin_core.engine import PASSES, Engine
+from spin_core.engine import Engine
 from spin_core.request import Request, SamplingParams
+from spin_core.select.assigner import DEFAULT_GAMMA_MODEL
+from spin_core.step import DraftGroup, RequestOutcome
 from spin_core.lab.simulate.recording import Recording
 from spin_core.lab.simulate.profiles import DRAFTERS, TARGETS, Model
 from spin_core.zoo import DraftModel
@@ -69,10 +73,7 @@ def run(target: Model, drafters: Sequence[tuple[Model, str]], recording: Recordi
     order = np.random.default_rng(0).permutation(len(recording)).tolist()
     cases = [(batch, rung) for batch in batches for rung in ladder(family)]
     rate: dict[tuple[int, str], float] = {}
-    for done, (batch, rung) in enumerate(cases):
-        if left() <= 0:
-            report.notes.append(f"out of time: {len(cases) - done} of {len(cases)} cases were left out")
-            break
+    for done, (batch, rung) in enumerate(report.within(left, cases)):
         stop = time.monotonic() + min(most, left() / (len(cases) - done))
         drafter, options = ladder(family)[rung]
         row = attempt(report, f"batch {batch}, {rung}", lambda: measure(
@@ -90,7 +91,7 @@ def run(target: Model, drafters: Sequence[tuple[Model, str]], recording: Recordi
 
 def ladder(family) -> dict[str, tuple[tuple, dict]]:
     """Rung -> (the one drafter and its gamma, or nothing; options of the engine), as in ``bench peers``."""
-    pool, vanilla = {"arms": list(family.drafters)}, (next(iter(family.drafters)), PASSES)
+    pool, vanilla = {"arms": list(family.drafters)}, (next(iter(family.drafters)), DEFAULT_GAMMA_MODEL)
     middle = {title: ((), options | pool) if "selector" in options else (vanilla, options)
               for title, options in names.RUNGS.items()}
     return {names.PLAIN: (("none", 0), {})} | middle | {names.WHOLE: ((), pool)}
@@ -108,16 +109,20 @@ class Replayed(Engine):
     """An engine whose models do all their work, while ``recording`` says what of it is accepted.
 
     ``recorded``: for each drafter of the family the index of its arm. A request stands for a recorded answer: its
-    prompt is as long, and it ends where the answer ends. What drafters find out by reading along is replayed, too.
+    prompt is as long, and it ends where the answer ends. What drafters find out by catching up is replayed, too.
     """
 
     def __init__(self, family, recording: Recording, recorded: dict[str, int], *drafter, **options) -> None:
+        super().__init__(family, *drafter, **options)
         self.recording, self.recorded = recording, recorded
         self.answer: dict[int, int] = {}            # of each request, by its id
-        super().__init__(family, *drafter, **options)
+        self.stages._accept_reject = partial(self._accept_recorded, self.stages._accept_reject)
+        for name in recorded if self.selection else ():
+            drafter = self.get_drafter(name)
+            drafter.catch_up = partial(self._caught_up, name, drafter.catch_up)
 
     def serve(self, answers: Iterator[int], done: Callable[[], bool]) -> None:
-        """Step at least once and until ``done()``; as a request ends, the next one takes its seat."""
+        """Step at least once and until ``done()``; as a request ends, the next one is submitted."""
         while True:
             while len(self.running) + len(self.queue) < self.max_batch:
                 self.answering(next(answers))
@@ -136,25 +141,18 @@ class Replayed(Engine):
         return request
 
     def held(self, request: Request, drafter: str, position: int) -> int:
-        """How many tokens of that drafter's chain hold behind ``position`` tokens of the answer."""
+        """How many tokens of that drafter's draft are accepted after ``position`` tokens of the answer."""
         at = self.recording.starts[self.answer[request.id]] + position
         return int(self.recording.accepted[self.recorded[drafter], at])
 
-    def _judge(self, group, logits):
-        outcomes = super()._judge(group, logits)
+    def _accept_recorded(self, accept_reject: Callable, group: DraftGroup, logits: Tensor) -> list[RequestOutcome]:
+        outcomes = accept_reject(group, logits)
         for work, outcome in zip(group.members, outcomes):
             if outcome.drafted and not outcome.failed:
                 held = self.held(work.request, group.drafter, len(work.request.output_ids))
                 outcome.accepted = min(len(outcome.drafted), held)
                 outcome.tokens = outcome.drafted[:outcome.accepted] + outcome.tokens[-1:]
         return outcomes
-
-    def _selection(self, *settings):
-        selection = super()._selection(*settings)
-        for name in self.recorded if selection else ():
-            drafter = self.drafters[name]
-            drafter.catch_up = partial(self._caught_up, name, drafter.catch_up)
-        return selection
 
     def _caught_up(self, name: str, read: Callable, requests: list[Request], stopped=never_stopped) -> list[CaughtUp]:
         out = read(requests, stopped)
@@ -170,19 +168,19 @@ def measure(engine: Replayed, order: Sequence[int], stop: float) -> dict:
     begin = time.monotonic()
     warm = begin + WARM * (stop - begin)
     engine.serve(cycle(order[::-1]), lambda: time.monotonic() >= warm)
-    engine._end([*engine.running, *engine.queue])
+    engine.cancel_all()
     answers = cycle(order)                          # the same texts for every rung
     engine.serve(answers, lambda: all(r.output_ids for r in engine.running) or time.monotonic() >= stop)
     engine.trace.events.clear()
     start = time.perf_counter()
     engine.serve(answers, lambda: time.monotonic() >= stop)
     seconds = time.perf_counter() - start
-    engine._end([*engine.running, *engine.queue])
+    engine.cancel_all()
     for error in engine.retired.values():
         raise error
     if any(event.reason == "error" for event in engine.trace.events):
         raise RuntimeError("requests failed: the target's logits were not finite")
     steps, graphs = [event for event in engine.trace.events if event.kind == "step"], engine.target.graphs
-    return {"tokens_per_s": sum(len(e.emitted) for e in steps) / seconds, **peers.of_trace(engine.trace),
+    return {"tokens_per_s": sum(len(e.emitted) for e in steps) / seconds, **of_trace(engine.trace),
             "micro_batches": statistics.mode(e.micro_batches for e in steps),
             "graphs": bool(graphs and graphs.buckets and not graphs.failed)}

@@ -1,4 +1,4 @@
-"""What passes of this machine have to do and take, and the profile that explains them to the simulator.
+"""How much work passes are on this machine, how long they take, and the hardware profile fitted to them.
 
 ``figures/data/MACHINE/passes.json`` is where :mod:`spin_core.lab.simulate.profiles` looks for the JSON of such a run.
 """
@@ -11,9 +11,8 @@ import torch
 
 from spin_core import provenance
 from spin_core.lab.bench import Report, positive
-from spin_core.lab.bench.drafters import is_lookup
-from spin_core.lab.bench.products import interleaved
-from spin_core.lab.bench.record import timings
+from spin_core.lab.bench.answers import pool
+from spin_core.lab.bench.timing import PassTimes, interleaved, timings
 from spin_core.lab.simulate.profiles import Hardware, Model, fit, work
 
 DESCRIPTION = "passes of the target and its drafters by rows and context, and the hardware profile fitted to them"
@@ -29,7 +28,7 @@ def run(args) -> Report:
     from spin_core import zoo
 
     family = zoo.load("smollm2")
-    rows = work_of(family, timings(family, drafting(family), {}, args.repeats, CONTEXTS))
+    rows = work_of(family, timings(family, pool(family)[0], {}, args.repeats, CONTEXTS))
     best = peaks(family, args.repeats)
     machine = fitted(family, rows, best)
     return Report("passes", [{"peak": what, "per_s": value} for what, value in best.items()] + rows, notes=[
@@ -38,20 +37,15 @@ def run(args) -> Report:
         f"{machine.describe()}, {machine.turn * 1e6:.0f} us per pass"])
 
 
-def drafting(family) -> list[str]:
-    """The drafters that are models."""
-    return [name for name in family.drafters if not is_lookup(family, name)]
-
-
 def models(family) -> dict[str, Model]:
     """Dimensions of the target and of the drafters that are models."""
-    sources = {"target": family.target} | {name: family.drafters[name].model for name in drafting(family)}
+    sources = {"target": family.target} | {name: family.drafters[name].model for name in pool(family)[0]}
     return {name: Model.of(name, source) for name, source in sources.items()}
 
 
-def work_of(family, times: Mapping[tuple[str, int, int, int], float]) -> list[dict]:
+def work_of(family, times: PassTimes) -> list[dict]:
     """Rows of a report: what passes have to do, and take. ``fitted``: not the prompts of drafters, whose profile would
-    charge them for logits that nobody computes."""
+    charge them for logits that are not computed."""
     known, dtype = models(family), DTYPES[family.target.dtype]
     return [{"model": name, "rows": rows, "slots": slots, "context": context,
              **work(known[name], rows, slots, context, dtype), "seconds": seconds,

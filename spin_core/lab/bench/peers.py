@@ -15,32 +15,29 @@ from __future__ import annotations
 
 import argparse
 import re
-import statistics
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from functools import lru_cache
 
 import numpy as np
 import torch
 
-from spin_core.lab.bench import Bar, Report, positive
-from spin_core.lab.bench import contenders as how
-from spin_core.lab.bench.contenders import Tokens, in_turns
-from spin_core.lab.bench.drafters import is_lookup
-from spin_core.lab.bench.names import (ASSISTED, BASELINE, CONTINUOUS, FIXED, FLASHSPEC, MORE, PACKED, PLAIN, RUNGS,
-                                   SPIN)
 from spin_core.draft import DraftTable
 from spin_core.draft.pool import is_fed
-from spin_core.engine import DEFAULT_GAMMA, PASSES, Engine
+from spin_core.engine import Engine
+from spin_core.lab.bench import Bar, Report, positive
+from spin_core.lab.bench import contenders as how
+from spin_core.lab.bench.answers import is_lookup
+from spin_core.lab.bench.names import (ASSISTED, BASELINE, CONTINUOUS, FIXED, FLASHSPEC, MORE, PACKED, PLAIN, RUNGS,
+                                       SPIN)
+from spin_core.lab.bench.rounds import Contender, Tokens, drafters_used, in_turns, of_trace, ratio, same_text, serve
 from spin_core.lab.lessons.stored import stored
-from spin_core.request import SamplingParams
-from spin_core.select import NONE, make
 from spin_core.lab.simulate.oracle import Planned, oracle_request, oracle_steps
 from spin_core.lab.simulate.recording import MAX_GAMMA, Recording
 from spin_core.lab.simulate.replay import replay
-from spin_core.trace import Trace
+from spin_core.request import SamplingParams
+from spin_core.select import NONE, make
+from spin_core.select.assigner import DEFAULT_GAMMA, DEFAULT_GAMMA_MODEL
 from spin_core.workloads import NAMES
 
 DESCRIPTION = "the whole system against transformers (generate, assisted, continuous batching) and flashspec"
@@ -72,30 +69,6 @@ def fixed_drafter(text: str) -> str:
     return text
 
 
-@dataclass
-class Contender:
-    """A way to decode: ``decode(prompts)`` returns the emitted tokens of each, or ``engine`` does it. ``cells``: tokens
-    and seconds by (round, workload). ``only``: the one workload it decodes."""
-
-    name: str
-    decode: Callable[[Tokens], Tokens] | None = None
-    drafter: str | None = None
-    gamma: int | None = None
-    engine: Engine | None = None
-    only: str | None = None
-    cells: dict[tuple[int, str], tuple[int, float]] = field(default_factory=dict)
-    texts: dict[str, Tokens] = field(default_factory=dict)
-
-    def book(self, number: int, workload: str, texts: Tokens, seconds: float) -> None:
-        """Write down what it decoded in a round."""
-        self.cells[number, workload], self.texts[workload] = (sum(map(len, texts)), seconds), texts
-
-    def rate(self, cells) -> float:
-        """Tokens per second over these cells."""
-        tokens, seconds = map(sum, zip(*(self.cells[cell] for cell in cells)))
-        return tokens / seconds
-
-
 def run(args) -> Report:
     whole = Report("peers", [])
     try:
@@ -108,7 +81,7 @@ def run(args) -> Report:
     whole.notes += ["the best fixed drafter is chosen by the rounds that report it",
                     "'packed products' is transformers' own loop over the products that our runner uses: what it gains "
                     "over plain generate is due to the products alone",
-                    "ceilings: the stored recording of this pool replayed by one who knows it; vs_plain on its costs"]
+                    "ceilings: the stored recording of this pool replayed, knowing the future; vs_plain on its costs"]
     if args.arms:
         whole.notes.append(f"{MORE}: {', '.join(args.arms)}")
     return whole
@@ -149,13 +122,13 @@ def case(batch: int, temperature: float) -> str:
 
 def compare(here: list[Contender], prompts: Mapping[str, Tokens], before: Tokens, params: SamplingParams, stop: float,
          notes: list[str]) -> None:
-    """Let everybody decode everything, round by round, until time ``stop``; before that those who choose drafters serve
-    ``before``. A peer that raises is out, and a note says why. Whatever else is raised leaves whole rounds only."""
+    """Let all contenders decode all ``prompts``, round by round, until time ``stop``. Engines with a selector serve
+    ``before`` first. A peer that raises is left out, and a note says why; any other error leaves whole rounds only."""
     ours = [c for c in here if c.engine]
     for contender in ours:
         in_turns([contender.engine], before if contender.engine.selection else before[:1], params)
         contender.engine.trace.events.clear()
-    number = 0
+    number, took = 0, 0.0
     while number == 0 or time.monotonic() + took < stop:
         began = time.monotonic()
         try:
@@ -177,48 +150,28 @@ def decode(here: list[Contender], workload: str, texts: Tokens, params: Sampling
             if not peer.cells:              # it warms up
                 peer.decode([text[-16:] for text in texts[:1]])
             start = time.perf_counter()
-            peer.book(number, workload, peer.decode(texts), time.perf_counter() - start)
+            peer.record(number, workload, peer.decode(texts), time.perf_counter() - start)
         except Exception as error:      # a peer that can't run here must not take the others down
             if peer.name == BASELINE:
                 raise
             here.remove(peer)
             notes.append(f"{peer.name} did not run here: {type(error).__name__}: {str(error)[:160]}")
-    ours = [c for c in here if c.engine]
-    for mine, (requests, taken) in zip(ours, in_turns([c.engine for c in ours], texts, params, TURN)):
-        mine.book(number, workload, [r.output_ids for r in requests], taken)
-
-
-def ratio(a: Contender, b: Contender) -> float | None:
-    """a's rate over b's on what both have decoded: the median over the rounds. None where there is nothing."""
-    rounds: dict[int, list] = {}
-    for cell in a.cells.keys() & b.cells.keys():
-        rounds.setdefault(cell[0], []).append(cell)
-    return statistics.median(a.rate(cells) / b.rate(cells) for cells in rounds.values()) if rounds else None
+    serve([c for c in here if c.engine], number, workload, texts, params, TURN)
 
 
 def row(contender: Contender, baseline: Contender, temperature: float) -> dict:
     """A line of the table."""
-    pairs = [(a, b) for name, texts in contender.texts.items() for a, b in zip(texts, baseline.texts[name])]
     out = {"contender": contender.name, "drafter": contender.drafter, "gamma": contender.gamma,
-           "tokens_per_s": contender.rate(contender.cells), "vs_generate": ratio(contender, baseline)}
+           "tokens_per_s": contender.rate(), "vs_generate": ratio(contender, baseline)}
     out |= {workload: contender.rate([c for c in contender.cells if c[1] == workload])
             for workload in dict.fromkeys(w for _, w in contender.cells)}
     if temperature == 0:
-        out["same_text"] = statistics.mean(a == b for a, b in pairs)
+        out["same_text"] = same_text(contender, baseline)
     if contender.engine:
         out |= of_trace(contender.engine.trace)
         if contender.engine.selection:
-            steps = Counter(e.drafter for e in contender.engine.trace.events if e.kind == "step" and e.emitted)
-            out["drafters"] = ", ".join(f"{name} {count / steps.total():.1%}" for name, count in steps.most_common())
+            out["drafters"] = drafters_used(contender.engine.trace, digits=1)
     return out
-
-
-def of_trace(trace: Trace) -> dict:
-    """What an engine's trace adds to its line: what a verification brings, and each phase's share of the steps."""
-    metrics = trace.metrics()
-    total = sum(metrics["seconds"].values())
-    return {"tokens_per_verification": metrics["tokens_per_verification"], "acceptance": metrics["acceptance_rate"],
-            **{f"{phase}_share": seconds / total for phase, seconds in metrics["seconds"].items()}}
 
 
 def bars(here: list[Contender], batch: int, temperature: float) -> list[Bar]:
@@ -226,7 +179,7 @@ def bars(here: list[Contender], batch: int, temperature: float) -> list[Bar]:
     of = {c.name: c for c in here}
     spin, where = of[SPIN], case(batch, temperature)
     singles = [c for c in here if c.name == FIXED and c.cells]
-    best = max(singles, key=lambda c: c.rate(c.cells))
+    best = max(singles, key=lambda c: c.rate())
     out = [Bar(f"SPIN over our plain decoding, {where}", ratio(spin, of[PLAIN]), ">= 0.97")]
     if temperature:
         return out
@@ -244,11 +197,11 @@ def bars(here: list[Contender], batch: int, temperature: float) -> list[Bar]:
     return out
 
 
-# ---- who takes part
+# ---- the contenders
 
 
 def field_of(family, batch: int, temperature: float, args) -> list[Contender]:
-    """Everybody for one case; at temperature 1 those that matter most."""
+    """The contenders of one case; at temperature 1 those that matter most."""
     distribution = args.max_new_tokens, temperature
     greedy = temperature == 0
     packed = how.packed(family.target) if greedy else None
@@ -298,8 +251,8 @@ def singles(family, asked: list[str], batch: int) -> list[tuple[str, int]]:
     out = []
     for text in asked:
         name, _, gamma = text.rpartition(":")
-        out += [(n, best_gamma(n, batch) or (DEFAULT_GAMMA if is_lookup(family, n) else PASSES)) for n in pool[text]] \
-            if text in pool else [(name, int(gamma))]
+        usual = {n: DEFAULT_GAMMA if is_lookup(family, n) else DEFAULT_GAMMA_MODEL for n in pool.get(text, ())}
+        out += [(n, best_gamma(n, batch) or length) for n, length in usual.items()] if usual else [(name, int(gamma))]
     return list(dict.fromkeys(out))
 
 
@@ -319,7 +272,7 @@ def best_gamma(name: str, batch: int, requests: int = 48) -> int | None:
 
 
 def ceilings(batch: int, requests: int = 48) -> list[dict]:
-    """What one could reach who knows what will be accepted (arXiv 2601.11580), on the stored recording of this pool."""
+    """What a policy could reach that knew what will be accepted (arXiv 2601.11580), on the stored recording."""
     stored = Recording.load()
     recording = stored.only(stored.drafters).take(np.arange(min(requests, len(stored))))
     gammas = {arm: 4 if arm in recording.lookups else 2 for arm in recording.arms}

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-
 import torch
 import torch.nn.functional as F
 
 from spin_core.lab.bench import Bar, Report, positive
+from spin_core.lab.bench.timing import interleaved
 from spin_core.runtime import ModelRunner
 from spin_core.runtime.linear import can_pack, PackedLinear
 
@@ -59,15 +57,3 @@ def run(args) -> Report:
                    "fp32 weights",
                    f"forward: the whole target with {args.context} cached tokens and logits for every row",
                    *([] if packable else ["this machine has no packed products: plain ones are used throughout"])])
-
-
-def interleaved(work: dict, repeats: int) -> dict:
-    """Median seconds of each callable; one call of each per round, so that all meet the same noise."""
-    seconds: dict = {key: [] for key in work}
-    for round_ in range(repeats + 1):
-        for key, call in work.items():
-            start = time.perf_counter()
-            call()
-            if round_:                                  # the first round warms up
-                seconds[key].append(time.perf_counter() - start)
-    return {key: statistics.median(values) for key, values in seconds.items()}

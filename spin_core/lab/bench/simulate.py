@@ -1,7 +1,7 @@
 """The simulator: how many request-steps it makes per second, and whether its clock is right on this machine.
 
 Speed is measured over the paper's setting. For the clock the engine serves the test split with every
-drafter, gamma and batch of a grid, and the simulator serves the same, told only
+drafter, gamma and batch of a grid, and the simulator serves the same, knowing only
 
 * what passes of each model take by rows, measured apart from the engine,
 * *efficiency factors*, one per model: how much longer such a pass takes inside the engine. They are fitted at a gamma
@@ -27,9 +27,10 @@ import time
 import numpy as np
 
 from spin_core.lab.bench import Bar, Report, positive
-from spin_core.lab.bench.contenders import in_turns
-from spin_core.lab.bench.passes import CONTEXTS, DTYPES, drafting, fitted, models, peaks, work_of
-from spin_core.lab.bench.record import tables, timings
+from spin_core.lab.bench.rounds import in_turns
+from spin_core.lab.bench.answers import pool
+from spin_core.lab.bench.passes import CONTEXTS, DTYPES, fitted, models, peaks, work_of
+from spin_core.lab.bench.timing import tables, timings
 from spin_core.engine import Engine
 from spin_core.request import SamplingParams
 from spin_core.select import make
@@ -129,7 +130,7 @@ def validate(family, prompts, batches, gammas, max_new_tokens: int,
              repeats: int) -> tuple[list[dict], dict[str, float], Hardware]:
     """Simulated and measured tokens per second over batch x drafter x gamma; the efficiency factors by model; the
     profile of the roofline."""
-    names = drafting(family)
+    names = pool(family)[0]
     times = timings(family, names, {}, repeats, CONTEXTS)
     apart, best = tables(times, CONTEXT), peaks(family, repeats)
     params = SamplingParams(max_new_tokens=max_new_tokens)
@@ -162,7 +163,7 @@ def between(gammas) -> int:
 def efficiency(runs: dict[str, Engine], apart: dict[str, Passes]) -> dict[str, float]:
     """By model the median of how much longer its passes took in these runs, one per drafter, than measured apart.
 
-    Steps in which somebody reads a prompt are left out.
+    Steps in which a request reads its prompt are left out.
     """
     ratios: dict[str, list[float]] = {name: [] for name in ("target", *runs)}
     for drafter, engine in runs.items():

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from spin_core.files import writing
 from spin_core.lab.results import figures
 from spin_core.lab.lessons.stored import stored
 from spin_core.provenance import ROOT
@@ -108,7 +109,7 @@ def _fixed(n: Numbers, large: Numbers) -> list:
         replayed = f"replayed: {spin / max(fixed):.2f}× the best, {spin / min(fixed):.2f}× the worst"
         return "; ".join([replayed, *_live(n.directory)])
     setting = "tokens/s (their setting)"
-    spin, one = (lambda who=who: n.at("published", setting, who) for who in ("SPIN", "LLaMA 68M for all"))
+    spin, one = (lambda name=name: n.at("published", setting, name) for name in ("SPIN", "LLaMA 68M for all"))
     return [lambda: f"{spin() / one():.2f}× 68M for all",
             lambda: f"{_at_scale(large, 'spin', '68M'):.2f}×, full information "
                     f"{_at_scale(large, 'spin-full', '68M'):.2f}× (CP, 7B)", measured]
@@ -190,7 +191,7 @@ def _heuristic(n: Numbers, large: Numbers) -> list:
         return f"{min(found.values()):.2f} of the best number's goodput at worst, trying included"
 
     def measured() -> str:
-        # the figure's single sweep cannot tell a few percent from noise; the benchmark compares within turns
+        # the figure's single sweep cannot separate a few percent from noise; the benchmark compares within turns
         shares = {f"bench pipeline, turn by turn, {found.machine}": found.bars[bar]
                   for found in stored("pipeline", directory=n.directory) if found.bars.get(bar)}
         sweep = n.series.get(("measured", "goodput relative to the best fixed count"), {}).get("heuristic")
@@ -238,9 +239,9 @@ def current(readme: str) -> str:
 def write(readme: Path = README, directory: str | Path | None = None) -> None:
     """Put the table of today's figures into the README."""
     before, _, after = _parts(readme.read_text("utf-8"))
-    part = readme.with_suffix(".part")
-    part.write_text(f"{before}{START}\n{table(directory)}\n{END}{after}", "utf-8")
-    part.replace(readme)
+    text = f"{before}{START}\n{table(directory)}\n{END}{after}"
+    with writing(readme) as part:
+        part.write_text(text, "utf-8")
 
 
 def _parts(readme: str) -> tuple[str, str, str]:

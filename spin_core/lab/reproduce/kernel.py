@@ -18,7 +18,10 @@ from spin_core.lab.reproduce import ROOT, NotebookError
 
 _LOG = logging.getLogger(__name__)
 _LOG.addHandler(logging.NullHandler())
-_LOG.propagate = False        # papermill and nbclient report failures twice; the runner reports them once
+_LOG.propagate = False
+for _name in ("papermill", "nbclient"):         # they report failures twice; the runner reports them once
+    logging.getLogger(_name).addHandler(logging.NullHandler())
+    logging.getLogger(_name).propagate = False
 
 
 def execute(
@@ -63,10 +66,9 @@ def execute(
     with tempfile.TemporaryFile() as log:
         try:
             executed = papermill.execute_notebook(
-                path, output, values, engine_name=_engine(), kernel_name="python3", language="python",
-                cwd=path.parent, progress_bar=False, execution_timeout=cell_seconds, on_cell=cell_starts,
-                kernel_log=log, kernel_environment=os.environ | _KERNEL_ENVIRONMENT | (environment or {}),
-            )
+                path, output, values, kernel_name="python3", language="python", cwd=path.parent, progress_bar=False,
+                execution_timeout=cell_seconds, on_cell_start=cell_starts, iopub_timeout=60,
+                kernel_manager_class=_manager(os.environ | _KERNEL_ENVIRONMENT | (environment or {}), log))
         except PapermillExecutionError as error:
             trace = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback)).rstrip().splitlines()
             where, why = source_index(error.cell_index), f"{error.ename}: {error.evalue}"
@@ -92,37 +94,27 @@ _KERNEL_ENVIRONMENT = {
 }
 
 
-def _engine() -> str:
-    """Register the papermill engine that binds the kernel to this interpreter, and return its name.
+def _manager(environment: dict[str, str], log: IO[bytes]) -> type:
+    """A manager whose kernels run in this interpreter, with that environment, and write into ``log``.
 
-    A kernel spec called python3 may be registered on the machine for quite another Python, and none need be.
+    A kernel spec called python3 may be registered on the machine for another Python, and none need be.
     """
     from ipykernel.kernelspec import make_ipkernel_cmd
     from jupyter_client.kernelspec import KernelSpec
     from jupyter_client.manager import AsyncKernelManager
-    from papermill.clientwrap import PapermillNotebookClient
-    from papermill.engines import NBClientEngine, papermill_engines
 
     class ThisInterpreter(AsyncKernelManager):
         @property
         def kernel_spec(self) -> KernelSpec:
             return KernelSpec(argv=make_ipkernel_cmd(), display_name="Python 3", language="python")
 
-    class Engine(NBClientEngine):
-        @classmethod
-        def execute_managed_notebook(
-            cls, nb_man: Any, kernel_name: str, *, execution_timeout: int, start_timeout: int,
-            on_cell: Callable[..., None], kernel_log: IO[bytes], kernel_environment: dict[str, str], **_: Any,
-        ) -> NotebookNode:
-            client = PapermillNotebookClient(
-                nb_man, kernel_name=kernel_name, kernel_manager_class=ThisInterpreter,
-                timeout=execution_timeout, startup_timeout=start_timeout, iopub_timeout=60,
-                on_cell_start=on_cell, log=_LOG,
-            )
-            return client.execute(env=kernel_environment, stdout=kernel_log, stderr=kernel_log)
+        async def _async_pre_start_kernel(self, **options: Any) -> Any:
+            return await super()._async_pre_start_kernel(
+                **options | {"env": environment, "stdout": log, "stderr": log})
 
-    papermill_engines.register("this-interpreter", Engine)
-    return "this-interpreter"
+        pre_start_kernel = _async_pre_start_kernel
+
+    return ThisInterpreter
 
 
 def write_html(notebook: NotebookNode, path: Path) -> None:

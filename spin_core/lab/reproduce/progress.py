@@ -86,24 +86,14 @@ class Progress:
     def _number(self, name: str) -> str:
         return f"[{self.names.index(name) + 1}/{len(self.names)}]"
 
-    def _picture(self) -> Any:
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table.grid(padding=(0, 1))
-        elapsed = time.monotonic() - self.started
-        position = len(self.names) - len(self.pending) - bool(self.current)
-        words = f"{clock(elapsed)} elapsed, {self._left_words()}"
-        name = self.current[0] if self.current else ""
-        now = min(position + 1, len(self.names))
-        table.add_row(Text(f"notebook {now} of {len(self.names)}"),
-                      ProgressBar(len(self.names), position, width=24), Text(words))
+    def _picture(self) -> str:
+        """What a terminal shows below the lines so far."""
+        number = min(len(self.names) - len(self.pending) + (not self.current), len(self.names))
+        words = [f"notebook {number} of {len(self.names)}"]
         if self.current:
-            _, started, done, total = self.current
-            table.add_row(Text(f"cell {min(done + 1, total)} of {total}"), ProgressBar(total, done, width=24),
-                          Text(f"{name}, {clock(time.monotonic() - started)}"))
-        return table
+            name, started, done, total = self.current
+            words += [name, f"cell {min(done + 1, total)} of {total}, {clock(time.monotonic() - started)}"]
+        return " · ".join([*words, f"{clock(time.monotonic() - self.started)} elapsed, {self._left_words()}"])
 
 
 def clock(seconds: float) -> str:

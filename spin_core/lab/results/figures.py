@@ -32,12 +32,14 @@ import json
 import math
 import os
 import re
-import tempfile
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Any
 
 from spin_core import provenance
+from spin_core.files import writing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -92,14 +94,11 @@ def save(
 
     folder = Path(directory) if directory is not None else default_directory()
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=f".{name}-") as scratch:
-        part = {end: Path(scratch) / f"{name}.{end}" for end in ("svg", "png", "json")}
-        _render(fig, part["svg"], salt=name)
-        _render(fig, part["png"], salt=name)
-        text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
-        part["json"].write_text(text + "\n", "utf-8")
-        for end, path in part.items():
-            path.replace(folder / f"{name}.{end}")
+    with ExitStack() as stack:      # they appear in the opposite order, when the block ends
+        numbers, png, svg = (stack.enter_context(writing(folder / f"{name}.{end}")) for end in ("json", "png", "svg"))
+        _render(fig, svg, salt=name)
+        _render(fig, png, salt=name)
+        numbers.write_text(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
     return folder / f"{name}.json"
 
 
@@ -131,10 +130,10 @@ def index(directory: str | Path | None = None) -> Path:
     folder = Path(directory) if directory is not None else default_directory()
     folder.mkdir(parents=True, exist_ok=True)
     entries = [_entry(document) for document in read(folder)]
-    page = _PAGE.format(count=len(entries), entries="\n".join(entries) or "<p>No figures yet.</p>")
-    part = folder / ".index.html.part"
-    part.write_text(page, "utf-8")
-    part.replace(folder / "index.html")
+    page = Template(Path(__file__).with_name("page.html").read_text("utf-8")).substitute(
+        count=len(entries), entries="\n".join(entries) or "<p>No figures yet.</p>")
+    with writing(folder / "index.html") as part:
+        part.write_text(page, "utf-8")
     return folder / "index.html"
 
 
@@ -147,7 +146,7 @@ def default_directory() -> Path:
 def _render(fig: Figure, path: Path, salt: str) -> None:
     import matplotlib
 
-    # ids in an SVG are random and both formats carry a date or a version unless told otherwise
+    # ids in an SVG are random and both formats carry a date or a version by default
     metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
     with matplotlib.rc_context({"svg.hashsalt": salt}):
         fig.savefig(path, dpi=150, bbox_inches="tight", metadata=metadata)
@@ -214,33 +213,3 @@ def _source(series: dict[str, Any]) -> str:
     machine = ", ".join(str(origin[key]) for key in ("gpu", "cpu", "machine") if origin.get(key))
     said = ", ".join(part for part in (series.get("source"), machine) if part)
     return f"{series['kind']}: {said}" if said else series["kind"]
-
-
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Figures</title>
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; color: #222; }}
-body {{ max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
-figure {{ margin: 0 0 3rem; }}
-img {{ max-width: 100%; height: auto; }}
-h2 {{ font-size: 1.1rem; margin: 0 0 .5rem; }}
-.small {{ font-size: .85rem; color: #555; margin: .2rem 0; }}
-.kind {{ font-size: .75rem; font-weight: normal; padding: .1rem .5rem; border-radius: 1rem; }}
-.published {{ background: #e3e6ea; }}
-.modelled {{ background: #fdeccb; }}
-.measured {{ background: #d7efdc; }}
-</style>
-</head>
-<body>
-<h1>Figures ({count})</h1>
-<p>Every number is <span class="kind published">published</span> (taken from a paper),
-<span class="kind modelled">modelled</span> (computed by the simulator for a named hardware profile) or
-<span class="kind measured">measured</span> (on the machine named below the figure).</p>
-{entries}
-</body>
-</html>
-"""

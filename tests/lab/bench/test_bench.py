@@ -14,6 +14,7 @@ from spin_core.lab.results import figures
 from spin_core.__main__ import main
 from spin_core.lab.bench import Bar, Report
 from spin_core.lab.bench import contenders, peers
+from spin_core.lab.bench.rounds import Contender, in_turns, ratio
 from spin_core.engine import Engine
 from spin_core.request import SamplingParams
 from tests import tiny
@@ -95,7 +96,7 @@ def family():
 def test_peers_decode_the_same_text(family):
     prompts = [[5, 6, 7], [8, 9, 10, 11, 12, 13]]
     engines = [Engine(family, "near", 3, max_batch=2), Engine(family, "subset", 2, max_batch=1, pipeline=2)]
-    served = contenders.in_turns(engines, prompts, SamplingParams(max_new_tokens=12))
+    served = in_turns(engines, prompts, SamplingParams(max_new_tokens=12))
     ours, again = ([r.output_ids for r in requests] for requests, _ in served)
     assert ours == again and all(seconds > 0 for _, seconds in served)
     assert ours == contenders.generate(family, family.target, 1, 12)(prompts)
@@ -130,7 +131,7 @@ def test_an_assistant_drafts_over_the_targets_ids(family):
 def contender(name, rate, drafter=None, gamma=None, *, ours=False, rounds=2, only=None):
     """Decodes 100 tokens of each of two workloads at that rate, half of it in the second."""
     cells = {(n, w): (100, 100 / rate / (1 + (w == "b"))) for n in range(rounds) for w in "ab" if only in (None, w)}
-    return peers.Contender(name, None, drafter, gamma, object() if ours else None, only, cells)
+    return Contender(name, None, drafter, gamma, object() if ours else None, only, cells)
 
 
 def test_a_peer_that_fails_is_left_out_and_named():
@@ -138,8 +139,8 @@ def test_a_peer_that_fails_is_left_out_and_named():
         raise RuntimeError("no kernel")
 
     notes = []
-    here = [peers.Contender(peers.BASELINE, lambda prompts: [[1, 2]] * len(prompts)), peers.Contender("odd", broken),
-            peers.Contender("slow", lambda prompts: [[1]], only="b")]
+    here = [Contender(peers.BASELINE, lambda prompts: [[1, 2]] * len(prompts)), Contender("odd", broken),
+            Contender("slow", lambda prompts: [[1]], only="b")]
     # one round, however little time there is
     peers.compare(here, {"a": [[1]], "b": [[2]]}, [[3]], GREEDY, 0.0, notes)
     assert [c.name for c in here] == [peers.BASELINE, "slow"]
@@ -149,8 +150,8 @@ def test_a_peer_that_fails_is_left_out_and_named():
 
 def test_a_ratio_compares_what_both_have_decoded():
     one, other = contender("x", 10.0), contender("y", 30.0, rounds=1, only="b")
-    assert peers.ratio(other, one) == pytest.approx(3.0) and peers.ratio(one, one) == 1.0
-    assert peers.ratio(one, contender("z", 1.0, rounds=0)) is None
+    assert ratio(other, one) == pytest.approx(3.0) and ratio(one, one) == 1.0
+    assert ratio(one, contender("z", 1.0, rounds=0)) is None
 
 
 def test_bars_are_those_of_the_whole_system():
@@ -183,7 +184,7 @@ class Clock:
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_a_round_that_breaks_off_leaves_those_before_it(error):
-    here = [peers.Contender(peers.BASELINE, Clock(6, error))]       # a warm-up, two rounds and half of the third
+    here = [Contender(peers.BASELINE, Clock(6, error))]       # a warm-up, two rounds and half of the third
     with pytest.raises(error, match="enough"):
         peers.compare(here, {"a": [[1]], "b": [[2]]}, [[3]], GREEDY, float("inf"), [])
     assert list(here[0].cells) == [(0, "a"), (0, "b"), (1, "a"), (1, "b")]

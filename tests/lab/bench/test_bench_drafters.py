@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from spin_core.lab.bench import drafters as bench
+from spin_core.lab.bench.answers import Answers
 from spin_core.lab.distill.corpus import Shard
 from spin_core.lab.distill.states import compute
 from spin_core.lab.distill.table import make_table
@@ -30,10 +31,10 @@ def family():
 
 
 @pytest.fixture(scope="module")
-def answers(family) -> bench.Answers:
+def answers(family) -> Answers:
     requests = Engine(family, "none", max_batch=4).generate(PROMPTS, SamplingParams(max_new_tokens=24))
     shard = Shard.build([r.prompt_ids for r in requests], [r.output_ids for r in requests], [0.0] * 4)
-    return bench.Answers(shard, compute(family.target, shard, family.vocab_size), ["a", "a", "b", "b"],
+    return Answers(shard, compute(family.target, shard, family.vocab_size), ["a", "a", "b", "b"],
                          ["rewrite", "x", "y", "z"])
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from spin_core.lab.bench import passes, simulate as bench
-from spin_core.lab.bench.record import tables, timings
+from spin_core.lab.bench.timing import tables, timings
 from spin_core.request import SamplingParams
 from spin_core.lab.simulate.recording import Passes
 from spin_core.lab.simulate import arrivals, paper
@@ -100,7 +100,7 @@ def test_the_grid_has_a_row_for_every_setting(family, monkeypatch):
 
 
 def test_passes_say_what_they_do_and_become_a_profile(family):
-    names = passes.drafting(family)
+    names = passes.pool(family)[0]
     rows = passes.work_of(family, took(family, names, {}, 1, ()))
     assert {r["model"] for r in rows if r["fitted"]} == {"target", *names}
     assert all(r["fitted"] == (r["model"] == "target" or r["rows"] == r["slots"]) for r in rows)

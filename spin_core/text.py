@@ -1,0 +1,60 @@
+"""The text of an output, decoded as its tokens come."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+
+INCOMPLETE = "\ufffd"       # what a decoder writes for bytes that are no character, or no whole one yet
+
+
+class OutputText:
+    """What prompt and output decode to, less what the prompt does, up to the first of the ``stop`` strings.
+
+    ``decode(ids) -> str``. The prompt counts because some tokenizers drop a space at the beginning of a text. ``text``
+    holds whole characters only: bytes of an unfinished one at the end are held back until the rest comes.
+    ``stopped``: a stop string was found; ``text`` then ends before it.
+
+    Only the last few tokens are decoded again (a window that begins where a visible piece of text began), so the work
+    per token does not grow with the text.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str], prompt_ids: Sequence[int], stop: tuple[str, ...] = ()) -> None:
+        self.text, self.stopped = "", False
+        self._decode, self._stop = decode, stop
+        self._ids = list(prompt_ids)
+        self._start = 0                                     # of the window: where the last whole piece of text began
+        self._settled = len(self._ids)                      # ... and where it ended
+        self._shown: str | None = None                      # what was there of the window's text before the last tokens
+        self._count = 0                                     # tokens of the output so far
+
+    def extend(self, tokens: Iterable[int]) -> bool:
+        """Add ``tokens``; whether a stop string is complete."""
+        if self._shown is None:
+            self._shown = self._decode(self._ids)
+        before = len(self._ids)
+        self._ids += tokens
+        self._count += len(self._ids) - before
+        window = self._decode(self._ids[self._start:])
+        whole = window.rstrip(INCOMPLETE)
+        new = whole[len(os.path.commonprefix([whole, self._shown])):]
+        if new:
+            self._find_stop(new)
+            self._shown = whole
+            if whole == window:
+                self._start, self._settled = self._settled, len(self._ids)
+                self._shown = self._decode(self._ids[self._start:])
+        return self.stopped
+
+    def catch_up(self, output_ids: Sequence[int]) -> bool:
+        """:meth:`extend` by what ``output_ids`` holds beyond the tokens so far."""
+        return self.extend(output_ids[self._count:]) if len(output_ids) > self._count else self.stopped
+
+    def _find_stop(self, new: str) -> None:
+        """Append ``new``, up to the first stop string, which may have begun before it."""
+        longest = max(map(len, self._stop), default=1)
+        searched = max(0, len(self.text) - longest + 1)
+        self.text += new
+        found = [at for at in (self.text.find(s, searched) for s in self._stop) if at >= 0]
+        if found:
+            self.text, self.stopped = self.text[:min(found)], True
