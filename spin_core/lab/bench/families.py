@@ -156,12 +156,12 @@ def library_text(model: hf.PreTrainedModel, prompt: list[int]) -> list[int]:
     return out[0, len(prompt):].tolist()
 
 
-def serve(model: hf.PreTrainedModel) -> dict[str, list[list[int]]]:
+def serve(model: hf.PreTrainedModel, runs=RUNS) -> dict[str, list[list[int]]]:
     """Greedy texts of the engine by every run."""
     family = _Tiny("tiny", model, None, {"near": DraftModel("near", near(model), None, CONTEXT)}, PAD, (), CONTEXT,
                     dtype=torch.float64)
     texts = {}
-    for drafter, batch in RUNS:
+    for drafter, batch in runs:
         engine = Engine(family, drafter, 3, max_batch=batch, max_len=64, prefill_chunk=20)
         requests = engine.generate(PROMPTS, SamplingParams(max_new_tokens=TOKENS))
         for request in requests:
@@ -171,7 +171,7 @@ def serve(model: hf.PreTrainedModel) -> dict[str, list[list[int]]]:
     return texts
 
 
-def compare(family: str) -> dict:
+def compare(family: str, runs=RUNS) -> dict:
     """One row: what became of an architecture, why, and how long it took."""
     began = time.perf_counter()
     row = {"family": family, "outcome": "NOT BUILT", "path": "", "reason": ""}
@@ -183,7 +183,7 @@ def compare(family: str) -> dict:
         except Exception as error:
             return row | {"reason": _line(error), "seconds": time.perf_counter() - began}
         try:
-            texts = serve(model)
+            texts = serve(model, runs)
             wrong = [run for run, found in texts.items() if found != expected]
             row |= {"outcome": "WRONG", "reason": ", ".join(wrong)} if wrong else {"outcome": "EQUAL"}
         except NotImplementedError as error:
