@@ -69,7 +69,7 @@ def _generate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--verification", default="auto",
                         help="padded, grouped, decomposed, per-request, flex, auto (default)")
     parser.add_argument("--pipeline", type=_count,
-                        help="micro-batches: a number, off, or auto (default; with --drafter off); ahead: steps "
+                        help="micro-batches: a number, off, or auto (default; with --drafter off); async: steps "
                              "without a host read")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
     parser.add_argument("--top-k", type=int, default=0)

@@ -6,7 +6,7 @@ import itertools
 import operator
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from numbers import Real
+from numbers import Integral, Real
 
 
 class FinishReason(str, Enum):
@@ -140,3 +140,11 @@ class Request:
     def snapshot(self) -> "Request":
         """The request as it is now, for whoever reads it while it grows."""
         return replace(self, output_ids=list(self.output_ids))
+
+
+def check_whole(name: str, value: int, least: int) -> None:
+    """Raise ValueError unless ``value`` is an integer and at least ``least``."""
+    if not isinstance(value, Integral):
+        raise ValueError(f"{name} must be an integer, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
+
+
+EVENTS = 100_000        # kept by default: about 65 MB
 
 
 @dataclass
@@ -68,15 +71,23 @@ class Event:
 
 
 class Trace:
-    """An append-only list of events with its own clock; any thread may add, and times never go back.
+    """The latest ``limit`` events (None: all), in order, with a clock; any thread may add, and times never go back.
 
+    ``events`` is cut by a tenth when it is full, oldest events first; ``dropped`` counts them. An event takes about
+    650 bytes. With ``spill``, a folder, they are written there first: files that pandas reads, in the order of their
+    names. Streams listen to what is added, and miss nothing. ``steps``: how many steps were committed.
     ``decisions`` are those of the pipeline's heuristic (:class:`spin_core.pipeline.Decision`), where there is one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int | None = EVENTS) -> None:
+        if limit is not None and (not isinstance(limit, Integral) or limit < 1):
+            raise ValueError(f"Trace: limit is a positive number of events or None, got {limit!r}")
+        self.limit, self.dropped, self.steps = limit, 0, 0
+        self.spill: str | Path | None = None
         self.origin = time.perf_counter()
         self.events: list[Event] = []
         self.decisions: list = []
+        self._listeners: list[deque[Event]] = []
         self._lock = threading.Lock()
 
     def now(self) -> float:
@@ -86,23 +97,49 @@ class Trace:
         with self._lock:
             event = Event(kind, self.now(), request, **fields)
             self.events.append(event)
+            for listener in self._listeners:
+                listener.append(event)
+            if self.limit and len(self.events) > self.limit:
+                self._cut(max(1, self.limit // 10))
         return event
 
+    def _cut(self, count: int) -> None:
+        if self.spill is not None:
+            Path(self.spill).mkdir(parents=True, exist_ok=True)
+            to_pandas(self.events[:count]).to_parquet(Path(self.spill) / f"events-{self.dropped:012}.parquet")
+        self.dropped += count
+        del self.events[:count]
+
+    def listen(self) -> deque[Event]:
+        """A queue that gets every event from now on, until :meth:`forget`."""
+        with self._lock:
+            self._listeners.append(deque())
+            return self._listeners[-1]
+
+    def forget(self, listener: deque[Event]) -> None:
+        with self._lock:
+            self._listeners = [other for other in self._listeners if other is not listener]
+
     def to_pandas(self) -> pd.DataFrame:
-        """One row per event, without the distributions."""
-        rows = [{k: v for k, v in vars(e).items() if k != "distributions"} for e in self.events]
-        return pd.DataFrame(rows, columns=[n for n in Event.__dataclass_fields__ if n != "distributions"])
+        return to_pandas(self.events)
 
     def to_parquet(self, path: str | Path) -> None:
-        pq.write_table(pa.Table.from_pandas(self.to_pandas(), preserve_index=False), path)
+        self.to_pandas().to_parquet(path, index=False)
 
     def metrics(self) -> dict:
         return metrics(self.to_pandas())
 
 
+def to_pandas(events: list[Event]) -> pd.DataFrame:
+    """One row per event, without the distributions."""
+    rows = [{k: v for k, v in vars(e).items() if k != "distributions"} for e in events]
+    return pd.DataFrame(rows, columns=[n for n in Event.__dataclass_fields__ if n != "distributions"])
+
+
 def metrics(events: pd.DataFrame) -> dict:
     """Summarise a trace (live, or read back with ``pandas.read_parquet``).
 
+    Everything is counted from what was emitted: drafted tokens behind a stop count neither as drafted nor as accepted.
     ``goodput``: emitted tokens per second of wall time, first submission to last event. ``acceptance_rate``:
     accepted / drafted tokens. ``tokens_per_verification``: emitted tokens per (request, step) that emitted.
     ``accepted_length_histogram``: {accepted tokens: how many verifications}. ``seconds``: wall time by phase.
@@ -111,6 +148,10 @@ def metrics(events: pd.DataFrame) -> dict:
     requests for which they exist; None where there is nothing to average.
     """
     steps = events[events.kind == "step"]
+    lengths, trees = steps.emitted.map(len), steps.tree.map(lambda tree: isinstance(tree, dict))
+    cut = (0 < lengths) & (lengths <= steps.accepted) & ~trees.astype(bool)
+    steps = steps.assign(accepted=steps.accepted.clip(upper=lengths),
+                         drafted=[e if is_cut else d for d, e, is_cut in zip(steps.drafted, steps.emitted, cut)])
     emitting = steps[steps.emitted.map(len) > 0]
     emitted = int(emitting.emitted.map(len).sum())
     drafted, accepted = int(steps.drafted.map(len).sum()), int(steps.accepted.sum())

@@ -11,7 +11,7 @@ from spin_core.request import FinishReason, SamplingParams
 from spin_core.sampling import SamplingBatch
 
 PROMPTS = [[1, 2, 5], [7, 8, 9]]
-PIPELINES = ["off", 2, "ahead"]
+PIPELINES = ["off", 2, "async"]
 
 
 def params(**more) -> SamplingParams:
@@ -99,7 +99,7 @@ def test_a_selector_does_not_take_a_stop_for_a_failure(selector):
 @pytest.mark.parametrize("gamma", [50, 2 ** 64])
 def test_steps_ahead_draft_no_more_than_can_be_used(gamma):
     family = tiny.family()
-    engine = Engine(family, "near", gamma, verification="per-request", pipeline="ahead")
+    engine = Engine(family, "near", gamma, verification="per-request", pipeline="async")
     requests = engine.generate(PROMPTS, params())
     plain = Engine(family, "none").generate(PROMPTS, params())
     assert [r.output_ids for r in requests] == [r.output_ids for r in plain]

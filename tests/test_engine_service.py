@@ -188,7 +188,7 @@ def test_an_interrupted_generate_leaves_a_usable_engine(error, monkeypatch):
     assert engine.generate([[7, 7]], GREEDY)[0].output_ids == plain([7, 7])
 
 
-@pytest.mark.parametrize("pipeline", ["off", 1, 3, "ahead"])
+@pytest.mark.parametrize("pipeline", ["off", 1, 3, "async"])
 @pytest.mark.parametrize("drafter", ["near", "ngram", "tree:near,ngram:2,1", "vote:near,other", "sparse:near:8"])
 def test_a_step_that_fails_behind_the_targets_pass_is_taken_anew(drafter, pipeline, monkeypatch):
     """The target's cache holds drafts by then, and chunks of prompts; the next step's text is the same all the same."""
@@ -216,7 +216,7 @@ def test_a_step_that_fails_behind_the_targets_pass_is_taken_anew(drafter, pipeli
     tiny.assert_idle(engine)
 
 
-@pytest.mark.parametrize("pipeline", ["off", 1, 3, "ahead"])
+@pytest.mark.parametrize("pipeline", ["off", 1, 3, "async"])
 @pytest.mark.filterwarnings("error")
 def test_where_warnings_are_errors_a_drafter_that_raises_costs_no_token(pipeline, monkeypatch):
     """The warning raises in the midst of a step: what the step has brought is kept, who has finished has left."""

@@ -681,7 +681,7 @@ def test_what_the_selector_took_is_told_once(pipeline, monkeypatch):
     engine = Engine(tiny.family(), selector="spin", arms=["near", "ngram"], max_batch=4, pipeline=pipeline)
     asked, ask = [], engine.selection._ask
     monkeypatch.setattr(engine.selection, "_ask", lambda *args: asked.append(args[0]) or ask(*args))
-    monkeypatch.setattr("spin_core.selection.time", types.SimpleNamespace(perf_counter=itertools.count().__next__))
+    monkeypatch.setattr("spin_core.select.assigner.time", types.SimpleNamespace(perf_counter=itertools.count().__next__))
     engine.generate([[1, 2, i] for i in range(6)], GREEDY)
     told = {e.step: e.select_seconds for e in engine.trace.events if e.kind == "step"}
     assert sum(told.values()) + engine.selection.seconds == len(asked) > 2 * len(told)

@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 import tiny
 import torch
+from hypothesis import given, settings, strategies as st
 
 from spin_core.engine import Engine
 from spin_core.request import SamplingParams
@@ -144,3 +145,54 @@ def test_recorded_laws_are_p_and_q_of_every_position():
             checked += 1
         texts[event.request] = texts[event.request] + event.emitted
     assert checked > 6
+
+
+# ---- long services, and what statistics count
+
+def test_a_trace_keeps_the_latest_events_and_spills_the_others(tmp_path):
+    trace = Trace(limit=50)
+    trace.spill = tmp_path / "spilled"
+    heard = trace.listen()
+    for i in range(203):
+        trace.add("step", i, step=i)
+    assert len(trace.events) <= 50 and trace.events[-1].request == 202 and trace.dropped + len(trace.events) == 203
+    assert [e.request for e in heard] == list(range(203)), "a stream misses nothing"
+    written = pd.concat(pd.read_parquet(path) for path in sorted((tmp_path / "spilled").iterdir()))
+    assert list(written.request) + [e.request for e in trace.events] == list(range(203))
+    trace.forget(heard)
+    trace.add("step", 7)
+    assert len(heard) == 203
+    for wrong in (0, -1, 2.5, "all"):
+        with pytest.raises(ValueError, match="limit is a positive number of events or None"):
+            Trace(wrong)
+
+
+def test_an_engine_keeps_a_bounded_trace_and_its_streams_do_not_depend_on_it():
+    assert Engine(tiny.family(), "near").trace.limit == 100_000
+    engine, emitted = Engine(tiny.family(), "near", 3, trace_limit=5), []
+    for event in engine.stream([[1, 4], [2, 4]], SamplingParams(max_new_tokens=30, stop_ids=())):
+        emitted += event.emitted
+        engine.trace.events.clear()
+    assert len(emitted) == 60 and len(engine.trace.events) <= 5
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 99), st.integers(1, 7), st.sampled_from([0.0, 1.0]), st.sampled_from(["off", 2, "async"]),
+       st.lists(st.integers(0, tiny.VOCAB - 1), max_size=6))
+def test_metrics_count_what_was_emitted(seed, gamma, temperature, pipeline, stops):
+    """Recounted from the requests: tokens accepted behind a stop are not there, in no number."""
+    engine = Engine(tiny.family(), "same", gamma, pipeline=pipeline, max_batch=3)
+    params = SamplingParams(temperature=temperature, seed=seed, max_new_tokens=20, stop_ids=tuple(stops))
+    requests = engine.generate([[seed % 40, i] for i in range(5)], params)
+    m, steps = engine.trace.metrics(), [e for e in engine.trace.events if e.kind == "step" and e.emitted]
+    assert m["emitted"] == sum(len(r.output_ids) for r in requests)
+    accepted = 0
+    for event in steps:
+        agreed = 0
+        while agreed < min(len(event.drafted), len(event.emitted)) and event.drafted[agreed] == event.emitted[agreed]:
+            agreed += 1
+        accepted += agreed
+    assert m["accepted"] == accepted
+    assert sum(length * count for length, count in m["accepted_length_histogram"].items()) == accepted
+    assert sum(m["accepted_length_histogram"].values()) == len(steps)
+    assert accepted <= m["emitted"] <= accepted + len(steps)

@@ -1,23 +1,23 @@
 """Fast switching (SPIN, arXiv 2503.15921): a drafter reads a text beside the others' work, before it drafts for it.
 
-A job is one catch-up of one drafter for some requests. It works on snapshots of them, and on cache slots that nobody
+A job is one catch-up of one drafter for some requests. It works on snapshots of them, and on cache slots that nothing
 else touches meanwhile: the engine lets no request draft with a drafter that is still reading its text.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
-import weakref
 from collections.abc import Callable
-from queue import SimpleQueue
 
 import torch
 
 from spin_core.draft.base import CaughtUp, Drafter
 from spin_core.request import Request
+from spin_core.runtime.workers import WorkerThread, set_own_threads
 
-PATIENCE = 30.0     # seconds a job may take; then its drafter counts as hung, and nobody waits for it any more
+PATIENCE = 30.0     # seconds a job may take; then its drafter counts as hung and is retired
 
 
 class Job:
@@ -31,7 +31,7 @@ class Job:
         self.seconds = 0.0
         self.error: Exception | None = None
         self.began: float | None = None
-        self._first = threading.Lock()      # held by whoever came first: the one that runs the job, or calls it off
+        self._first = threading.Lock()      # held by the thread that came first: the one that runs the job, or calls it off
         self._stop, self._done = threading.Event(), threading.Event()
 
     @property
@@ -48,7 +48,7 @@ class Job:
             return
         self.began = time.perf_counter()
         try:
-            self.found = self.drafter.catch_up(self.requests, self._stop.is_set)
+            self.found = check_found(self.drafter.catch_up(self.requests, self._stop.is_set), len(self.requests))
             finish()
         except Exception as error:          # belongs to the engine, which will retire the drafter
             self.error = error
@@ -57,7 +57,7 @@ class Job:
             self._done.set()
 
     def end(self) -> None:
-        """Wait until nobody works on it: not at all if it has not begun, else to the end of its pass."""
+        """Wait until no thread works on it: not at all if it has not begun, else to the end of its pass."""
         self._stop.set()
         if self._first.acquire(blocking=False):
             self._done.set()
@@ -75,56 +75,56 @@ class Inline:
         job.run()
 
     def restart(self, jobs: list[Job]) -> None:
-        """Nothing to restart: whoever submits waits."""
+        """Nothing to restart: the thread that submits waits."""
+
+    def close(self) -> None:
+        """Nothing to close."""
 
 
 class Worker:
-    """Runs jobs in a thread, one after the other; on a CUDA device in a stream of its own."""
+    """Runs jobs in a thread, in order; on a CUDA device in a stream of its own."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
+        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self.restart([])
 
     def submit(self, job: Job) -> None:
-        # the stream waits for what has been launched so far: the target's states that a fed drafter reads
-        ready = torch.cuda.current_stream(self.device).record_event() if self.device.type == "cuda" else None
-        self._queue.put((job, ready))
+        if self._stream is None:
+            self._thread.submit(job.run)
+        else:   # the stream waits for what has been launched so far: the target's states that a fed drafter reads
+            ready = torch.cuda.current_stream(self.device).record_event()
+            self._thread.submit(_run_in_stream, job, self._stream, ready)
 
     def restart(self, jobs: list[Job]) -> None:
         """A new thread, beside one that hangs: it gets what the other has not begun of ``jobs``."""
-        self._queue: SimpleQueue = SimpleQueue()
-        # a daemon, for one that hangs must not keep the program from ending
-        thread = threading.Thread(target=_work, args=(self._queue, self.device), daemon=True, name="spin-catch-up")
-        thread.start()
-        weakref.finalize(self, _end, self._queue, thread)
+        # one core: the target's pass needs the others more
+        begin = (lambda: None) if self._stream else functools.partial(set_own_threads, 1)
+        self._thread = WorkerThread("spin-catch-up", begin)
         for job in jobs:
             self.submit(job)
 
-
-def _end(queue: SimpleQueue, thread: threading.Thread) -> None:
-    """With its owner, or with the program, the thread ends too: a thread that the interpreter stops at its exit in
-    the midst of an operator of torch takes the program down."""
-    queue.put(None)
-    if thread is not threading.current_thread():
-        thread.join(timeout=5)
+    def close(self) -> None:
+        self._thread.close()
 
 
-def _work(queue: SimpleQueue, device: torch.device) -> None:
-    stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-    if stream is None:
-        torch.set_num_threads(1)        # this thread alone: the target's pass needs the cores more
-    while (item := queue.get()) is not None:
-        job, ready = item
-        if stream is None:
-            job.run()
-        else:
-            with torch.cuda.stream(stream):
-                stream.wait_event(ready)
-                job.run(stream.synchronize)
+def _run_in_stream(job: Job, stream: torch.cuda.Stream, ready: torch.cuda.Event) -> None:
+    with torch.cuda.stream(stream):
+        stream.wait_event(ready)
+        job.run(stream.synchronize)
+
+
+def check_found(found: list[CaughtUp], count: int) -> list[CaughtUp]:
+    """What a drafter says it has read for ``count`` requests. Raises ValueError for anything else."""
+    if not isinstance(found, list) or len(found) != count or any(
+            not isinstance(f, CaughtUp) or not isinstance(f.tokens, int) or f.tokens < 0 or
+            any(hit is not None and not 0 <= hit <= 1 for hit in f.hits) for f in found):
+        raise ValueError(f"its catch_up must return a CaughtUp for each of {count} requests, got {found!r:.200}")
+    return found
 
 
 class CatchUps:
-    """The jobs under way. ``executor`` runs them: :class:`Inline` or a :class:`Worker`; quick ones run at once."""
+    """The jobs under way. ``executor`` runs them: :class:`Inline` or a :class:`Worker`; those of lookups run at once."""
 
     def __init__(self, executor: Inline | Worker) -> None:
         self.executor = executor

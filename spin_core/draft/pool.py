@@ -59,10 +59,18 @@ class DrafterPool:
         warnings.warn(f"drafter {name!r} raised {type(error).__name__}: {error}; its requests go on without drafts",
                       RuntimeWarning, stacklevel=2)
 
-    def rollback(self, slot: int, length: int) -> None:
-        """Have every drafter forget what lies beyond ``length`` tokens of a slot; 0 forgets the request."""
-        for drafter in list(self.drafters.values()):        # another thread may be building one
-            drafter.rollback(slot, length)
+    def rollback(self, slot: int, length: int, name: str | None = None) -> None:
+        """Have every drafter, or the one of that name, forget what lies beyond ``length`` tokens of a slot; 0 forgets
+        the request. A drafter that cannot is retired. One that was retired, or never built, holds nothing."""
+        failed = {}
+        for own, drafter in list(self.drafters.items()):        # another thread may be building one
+            try:
+                if name in (None, own):
+                    drafter.rollback(slot, length)
+            except Exception as error:
+                failed[own] = error
+        for own, error in failed.items():
+            self.retire(own, error)
 
 
 def names(family) -> list[str]:

@@ -1,6 +1,6 @@
-"""Executors: how the two stages of a flight are run. The same results from each; only the clock differs.
+"""Executors: how the two stages of a flight are run. Each gives the same results; only the times differ.
 
-A *flight* is one group's way through both stages: ``draft()``, then ``verify(what it returned)``. Flights are launched
+A *flight* is one micro-batch's way through both stages: ``draft()``, then ``verify(draft)``. Flights are launched
 in order, each stage serves them in that order, one at a time. :class:`Sequential` runs a flight to its end as soon as
 it is launched; :class:`Threads` gives each stage a thread, so that one flight is verified while the next is drafted;
 :class:`CudaStreams` moreover gives each thread a CUDA stream. An executor has one owner: the thread that launches.
@@ -9,22 +9,24 @@ What is known of threads and torch on a CPU (``python -m spin_core bench pipelin
 
 * torch releases Python's interpreter lock inside its operators, so two threads compute side by side. Between operators
   they take turns: of operators that last microseconds nothing is gained.
-* ``torch.set_num_threads`` holds for the calling thread alone in builds with OpenMP, which the published ones are. A
-  new thread starts with the number that was set last by anyone, so every worker sets its own share when it starts.
+* A number of cores can be set for one thread alone (:func:`spin_core.runtime.workers.set_own_threads`), so every
+  worker sets its own share when it starts.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
 import torch
 
 from spin_core.pipeline.schedule import DRAFT, STAGES, VERIFY, Span
+from spin_core.runtime.workers import WorkerThread, set_own_threads
 
 LIMIT = 600.0           # seconds that a wait may take
 
@@ -108,7 +110,10 @@ class Executor(ABC):
         """The owner has the flight's result in hand."""
 
     def close(self) -> None:
-        """Let go of the threads. What is under way ends in its own time."""
+        """End the threads, behind what is under way."""
+
+    def abandon(self) -> None:
+        """Let go of the threads, of which one may hang; what waits behind it is dropped."""
 
     def __enter__(self) -> "Executor":
         return self
@@ -118,7 +123,7 @@ class Executor(ABC):
 
 
 class Sequential(Executor):
-    """One thing after the other, in the owner's thread."""
+    """Both stages in the owner's thread, the second behind the first."""
 
     def _start(self, flight: Flight, draft: Callable[[], Any], verify: Callable[[Any], Any]) -> None:
         flight.draft(draft)
@@ -133,11 +138,11 @@ class Threads(Executor):
         self.shares = dict(zip(STAGES, shares or core_shares()))
         if min(self.shares.values()) < 1:
             raise ValueError(f"Threads: every stage needs a core, got {shares}")
-        self._lanes = {stage: ThreadPoolExecutor(1, f"spin-{stage}", *self._beginning(stage)) for stage in STAGES}
+        self._lanes = {stage: WorkerThread(f"spin-{stage}", self._beginning(stage)) for stage in STAGES}
 
-    def _beginning(self, stage: str) -> tuple[Callable, tuple]:
-        """What a stage's thread does first: a function that knows nothing of us, or the thread would keep us alive."""
-        return torch.set_num_threads, (self.shares[stage],)
+    def _beginning(self, stage: str) -> Callable[[], None]:
+        """What a stage's thread does first: without a reference to ``self``, or the thread would keep it alive."""
+        return functools.partial(set_own_threads, self.shares[stage])
 
     def _start(self, flight: Flight, draft: Callable[[], Any], verify: Callable[[Any], Any]) -> None:
         self._lanes[DRAFT].submit(flight.draft, draft)
@@ -145,7 +150,11 @@ class Threads(Executor):
 
     def close(self) -> None:
         for lane in self._lanes.values():
-            lane.shutdown(wait=False)
+            lane.close()
+
+    def abandon(self) -> None:
+        for lane in self._lanes.values():
+            lane.abandon()
 
 
 class CudaStreams(Threads):
@@ -168,8 +177,8 @@ class CudaStreams(Threads):
         self.devices = {DRAFT: torch.device(draft_device or device), VERIFY: torch.device(device)}
         super().__init__(None, limit)
 
-    def _beginning(self, stage: str) -> tuple[Callable, tuple]:
-        return _begin_stream, (self.shares[stage], self.devices[stage])
+    def _beginning(self, stage: str) -> Callable[[], None]:
+        return functools.partial(_begin_stream, self.shares[stage], self.devices[stage])
 
     def _start(self, flight: Flight, draft: Callable[[], Any], verify: Callable[[Any], Any]) -> None:
         ready = [torch.cuda.current_stream(device).record_event() for device in set(self.devices.values())]
@@ -194,7 +203,7 @@ class CudaStreams(Threads):
 
 
 def _begin_stream(cores: int, device: torch.device) -> None:
-    torch.set_num_threads(cores)
+    set_own_threads(cores)
     torch.cuda.set_device(device)
     torch.cuda.set_stream(torch.cuda.Stream(device))
 
@@ -206,8 +215,9 @@ def core_shares(cores: int | None = None) -> tuple[int, int]:
     return draft, max(1, cores - draft)
 
 
-def make_executor(device: torch.device | str, draft_device: torch.device | str | None = None) -> Executor:
+def make_executor(device: torch.device | str, draft_device: torch.device | str | None = None,
+                  limit: float = LIMIT) -> Executor:
     """Streams where the target is on a CUDA device, threads elsewhere."""
     if torch.device(device).type == "cuda":
-        return CudaStreams(device, draft_device)
-    return Threads()
+        return CudaStreams(device, draft_device, limit)
+    return Threads(limit=limit)

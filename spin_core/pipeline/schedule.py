@@ -1,17 +1,7 @@
-"""Who works when: spans of time on two stages, what they say about a pipeline, and a simulator that makes them.
-
-Two stages, drafting and verifying, each do one thing at a time. A batch is cut into m groups (micro-batches); in every
-round each group is drafted for and then verified, groups in turn. Two rules tie the stages together:
-
-    verify(r, i) starts after draft(r, i)           a draft must exist before it can be checked
-    draft(r + 1, i) starts after verify(r, i)       the next draft continues the text that was just committed
-
-With one group the second rule makes the stages take turns. With more, one group is verified while another is drafted.
-"""
+"""Spans of time on two stages, and what can be read off them: bubbles, shares, overlap efficiency."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 DRAFT, VERIFY = "draft", "verify"
@@ -35,7 +25,7 @@ class Span:
 
 @dataclass
 class Schedule:
-    """Spans of both stages, simulated or measured, and what can be read off them.
+    """Spans of both stages, computed or measured, and what can be read off them.
 
     ``start`` and ``end`` bound the time that is looked at; by default it runs from the first span to the last.
     """
@@ -92,60 +82,3 @@ class Schedule:
             else:
                 joined.append((start, end))
         return joined
-
-
-def simulate(draft: Sequence[float], verify: Sequence[float], rounds: int = 1, *, overlap: bool = True) -> Schedule:
-    """The schedule of ``rounds`` rounds over groups whose stages take ``draft[i]`` and ``verify[i]`` seconds.
-
-    ``overlap`` False is the sequential executor: nothing starts before all that came before has ended.
-    """
-    if len(draft) != len(verify) or not draft:
-        raise ValueError(f"simulate: one draft and one verify time per group, got {len(draft)} and {len(verify)}")
-    if min(*draft, *verify) < 0 or rounds < 1:
-        raise ValueError("simulate: times must not be negative, and there must be at least one round")
-    free = dict.fromkeys(STAGES, 0.0)           # when each stage can take on more
-    committed = [0.0] * len(draft)              # when each group's last verification was done
-    spans = []
-    for r in range(rounds):
-        for i, (d, v) in enumerate(zip(draft, verify)):
-            start = max(free[DRAFT] if overlap else max(free.values()), committed[i])
-            drafted = free[DRAFT] = start + d
-            begin = max(free[VERIFY], drafted)
-            committed[i] = free[VERIFY] = begin + v
-            spans += [Span(DRAFT, i, r, start, drafted), Span(VERIFY, i, r, begin, committed[i])]
-    return Schedule(spans)
-
-
-def steady(draft: Sequence[float], verify: Sequence[float]) -> float:
-    """Seconds per round once the pipeline is full.
-
-    Every round must give each stage its sum, and every group both of its own stages, one after the other:
-    max(sum draft, sum verify, max_i (draft_i + verify_i)) is a bound, and reached when the groups are alike.
-    """
-    rounds = 4 * len(draft) + 8
-    ends = [s.end for s in simulate(draft, verify, rounds).spans if s.stage == VERIFY and s.group == len(draft) - 1]
-    half = rounds // 2
-    return (ends[-1] - ends[half - 1]) / (rounds - half)
-
-
-def split_time(seconds: float, fixed: float, shares: Iterable[float]) -> list[float]:
-    """What a stage that takes ``seconds`` for the whole batch takes for parts of it.
-
-    ``fixed`` of the time does not depend on how many requests there are (reading the weights, launching kernels),
-    the rest is shared out; ``shares`` are the parts of the batch and sum to one. With ``fixed`` 0 splitting is free,
-    with 1 every part costs as much as the whole batch.
-    """
-    if not 0 <= fixed <= 1 or seconds < 0:
-        raise ValueError(f"split_time: seconds >= 0 and a fixed share in 0 .. 1, got {seconds} and {fixed}")
-    return [seconds * (fixed + (1 - fixed) * share) for share in shares]
-
-
-def throughput(draft: float, verify: float, count: int, *, draft_fixed: float = 0.0, verify_fixed: float = 0.0,
-               batch: int | None = None) -> float:
-    """Batches served per second with ``count`` equal micro-batches, in the steady state.
-
-    ``draft`` and ``verify`` are seconds for the undivided batch. With ``batch`` given, its requests cannot be cut, so
-    the groups differ by one where ``count`` does not divide it.
-    """
-    shares = [1 / count] * count if batch is None else [len(range(i, batch, count)) / batch for i in range(count)]
-    return 1 / steady(split_time(draft, draft_fixed, shares), split_time(verify, verify_fixed, shares))

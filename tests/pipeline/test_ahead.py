@@ -13,8 +13,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spin_core.engine import Engine
-from spin_core.pipeline import ahead, resident
-from spin_core.pipeline.ahead import Ahead
+from spin_core.pipeline import asynchronous, device_step
+from spin_core.pipeline.asynchronous import Asynchronous
 from spin_core.request import FinishReason, SamplingParams
 from spin_core.kv import transfer
 from spin_core.sampling import SamplingBatch, probabilities
@@ -27,7 +27,7 @@ BOTH = (GREEDY, SAMPLED)
 def engines(drafter: str = "near", gamma: int = 3, **options) -> tuple[Engine, Engine]:
     """One that waits and one that runs ahead."""
     family = tiny.fed_family() if drafter == "fed" else tiny.family()
-    return tuple(Engine(family, drafter, gamma, pipeline=how, **options) for how in ("off", "ahead"))
+    return tuple(Engine(family, drafter, gamma, pipeline=how, **options) for how in ("off", "async"))
 
 
 def serve(engine: Engine, jobs, cancelled: dict[int, int] | None = None) -> list:
@@ -50,11 +50,11 @@ def flights(monkeypatch) -> Counter:
     """What a test did: launched and landed flights."""
     seen: Counter = Counter()
     for name in ("_launch", "_land"):
-        def counted(self, plain=getattr(Ahead, name), name=name):
-            out = plain(self)
+        def counted(self, *live, plain=getattr(Asynchronous, name), name=name):
+            out = plain(self, *live)
             seen[name.strip("_")] += out is not False
             return out
-        monkeypatch.setattr(Ahead, name, counted)
+        monkeypatch.setattr(Asynchronous, name, counted)
     return seen
 
 
@@ -132,12 +132,12 @@ def test_a_stream_tells_the_end_of_everyone():
 def test_a_request_that_is_cancelled_under_way_gives_its_slot_back_when_it_lands():
     engine = engines("near", max_batch=1)[1]
     first, second = (engine.submit([i, 4], GREEDY.with_(max_new_tokens=20)) for i in (1, 2))
-    while len(engine.pipeline.aloft) < 1:
+    while len(engine.pipeline.in_flight) < 1:
         engine.step()
     engine.cancel(first)
     assert first.finished and first.slot == 0
     engine.step()
-    assert first.slot is None and not engine.pipeline.aloft
+    assert first.slot is None and not engine.pipeline.in_flight
     while not second.finished:
         engine.step()
     assert second.output_ids == engines("near")[0].generate([[2, 4]], GREEDY.with_(max_new_tokens=20))[0].output_ids
@@ -175,7 +175,7 @@ def test_a_target_that_raises_fails_the_step_and_nothing_else(bad, where, monkey
     if where == "pass":
         failing(other.target.model, bad, MemoryError, monkeypatch)
     else:
-        verify, calls = resident.verify_chain, itertools.count(1)
+        verify, calls = device_step.verify_chain, itertools.count(1)
 
         def fail(*args):
             out = verify(*args)             # positions on the device have moved already
@@ -183,7 +183,7 @@ def test_a_target_that_raises_fails_the_step_and_nothing_else(bad, where, monkey
                 raise MemoryError
             return out
 
-        monkeypatch.setattr(resident, "verify_chain", fail)
+        monkeypatch.setattr(device_step, "verify_chain", fail)
     jobs = [([i, 4, i], BOTH[i % 2].with_(seed=i), None) for i in range(3)]
     requests = [other.submit(p, q) for p, q, _ in jobs]
     assert sum(tiny.steps(other, MemoryError)) == 1
@@ -196,7 +196,7 @@ def test_a_target_that_raises_fails_the_step_and_nothing_else(bad, where, monkey
 def test_an_interrupt_under_way_loses_no_token(where, bad, drafter, monkeypatch):
     """While a verdict is read, while it is sent off, or between the requests that it is about."""
     waiting, other = engines(drafter, max_batch=3)
-    owner, name = {"read": (transfer.Download, "read"), "sent": (ahead, "Download"), "told": (other, "_commit")}[where]
+    owner, name = {"read": (transfer.Download, "read"), "sent": (asynchronous, "Download"), "told": (other.stages, "commit_request")}[where]
     plain, calls = getattr(owner, name), itertools.count(1)
 
     def interrupted(*args):
@@ -209,7 +209,7 @@ def test_an_interrupt_under_way_loses_no_token(where, bad, drafter, monkeypatch)
     requests, raised = [other.submit(p, q) for p, q, _ in jobs], 0
     for failed in tiny.steps(other, KeyboardInterrupt):
         raised += failed
-        assert not failed or where == "sent" or not other.pipeline.aloft
+        assert not failed or where == "sent" or not other.pipeline.in_flight
     assert raised == 1 and [r.output_ids for r in requests] == [r.output_ids for r in serve(waiting, jobs)]
     tiny.assert_sound(other, requests)
 
@@ -217,14 +217,14 @@ def test_an_interrupt_under_way_loses_no_token(where, bad, drafter, monkeypatch)
 def test_an_interrupt_frees_who_was_cancelled_under_way(monkeypatch):
     engine = engines("near", max_batch=2)[1]
     first, second = (engine.submit([i, 4], GREEDY) for i in (1, 2))
-    while not engine.pipeline.aloft:
+    while not engine.pipeline.in_flight:
         engine.step()
     engine.cancel(first)
     assert first.slot is not None
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(transfer.Download, "read", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
         engine.step()
-    assert first.slot is None and engine.running == [second] and not engine.pipeline.aloft
+    assert first.slot is None and engine.running == [second] and not engine.pipeline.in_flight
     while not second.finished:
         engine.step()
     assert second.output_ids == engines("near")[0].generate([[2, 4]], GREEDY)[0].output_ids
@@ -238,7 +238,7 @@ def test_nan_fails_its_request_alone(drafter):
     target = tiny.near(tiny.family().target, noise=0.0)
     target.get_input_embeddings().weight.data[bad] = torch.nan
     family = tiny.TinyFamily(target, tiny.family().drafters)
-    made = [Engine(family, drafter, 3, pipeline=how) for how in ("off", "ahead")]
+    made = [Engine(family, drafter, 3, pipeline=how) for how in ("off", "async")]
     jobs = [([i, 4], GREEDY, None) for i in range(6)]
     expected, got = (serve(engine, jobs) for engine in made)
     failed = [r.finish_reason is FinishReason.ERROR for r in expected]
@@ -250,7 +250,7 @@ def test_a_drafter_whose_logits_are_nan_drafts_less():
     broken = tiny.near(tiny.family().target, noise=0.05)
     broken.get_input_embeddings().weight.data[[2, 8, 24]] = torch.nan
     family = tiny.TinyFamily(tiny.family().target, {"broken": tiny.TinyDrafter("broken", broken)})
-    made = [Engine(family, "broken", 3, pipeline=how) for how in ("off", "ahead")]
+    made = [Engine(family, "broken", 3, pipeline=how) for how in ("off", "async")]
     jobs = [([i, 4], p.with_(seed=i, max_new_tokens=30), None) for i, p in enumerate(BOTH)]
     expected, got = (serve(engine, jobs) for engine in made)
     assert [r.output_ids for r in got] == [r.output_ids for r in expected]
@@ -298,19 +298,19 @@ def unseen(*args):
         return plain_verify(*args)
 
 
-plain_verify = resident.verify_chain
+plain_verify = device_step.verify_chain
 
 
 @pytest.mark.parametrize("drafter", ["near", "fed"])
 def test_the_host_reads_once_a_step_and_one_step_late(drafter, monkeypatch):
     """Of a step in the air: no question while it is launched; then one copy is read, that of the step before."""
     engine = engines(drafter, max_batch=4)[1]
-    order, launch, read = [], Ahead._launch, transfer.Download.read
+    order, launch, read = [], Asynchronous._launch, transfer.Download.read
 
-    def launched(self):
-        steady = bool(self.aloft)           # seating the requests uploads what the host knows of them
+    def launched(self, live):
+        steady = bool(self.in_flight)           # seating the requests uploads what the host knows of them
         with Questions() as outside, Shapes() as inside:
-            out = launch(self)
+            out = launch(self, live)
         if steady:
             assert not outside.asked and not inside.asked
         order.append(("launch", steady))
@@ -320,9 +320,9 @@ def test_the_host_reads_once_a_step_and_one_step_late(drafter, monkeypatch):
         order.append(("read", None))
         return read(self)
 
-    monkeypatch.setattr(Ahead, "_launch", launched)
+    monkeypatch.setattr(Asynchronous, "_launch", launched)
     monkeypatch.setattr(transfer.Download, "read", reading)
-    monkeypatch.setattr(resident, "verify_chain", unseen)
+    monkeypatch.setattr(device_step, "verify_chain", unseen)
     requests = [engine.submit([i, 4, i], BOTH[i % 2].with_(max_new_tokens=24)) for i in range(2)]
     while engine.queue or engine.running:
         del order[:]
@@ -349,21 +349,21 @@ def test_the_count_notices_questions():
 
 @pytest.mark.gpu
 def test_cuda_waits_for_nothing_while_a_step_is_launched(monkeypatch):
-    target, launch, steady = tiny.llama(dtype=torch.float32).to("cuda"), Ahead._launch, []
+    target, launch, steady = tiny.llama(dtype=torch.float32).to("cuda"), Asynchronous._launch, []
     family = tiny.TinyFamily(target, {"near": tiny.TinyDrafter("near", target)})
-    engine = Engine(family, "near", 3, pipeline="ahead")
+    engine = Engine(family, "near", 3, pipeline="async")
     params = SAMPLED.with_(max_new_tokens=60)
     engine.generate([[1, 4, 1], [2, 4, 2]], params)     # compiles, and captures the graphs
 
-    def watched(self):
-        steady.append(bool(self.aloft))
-        torch.cuda.set_sync_debug_mode("error" if self.aloft else "default")
+    def watched(self, live):
+        steady.append(bool(self.in_flight))
+        torch.cuda.set_sync_debug_mode("error" if self.in_flight else "default")
         try:
-            return launch(self)
+            return launch(self, live)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    monkeypatch.setattr(Ahead, "_launch", watched)
+    monkeypatch.setattr(Asynchronous, "_launch", watched)
     engine.generate([[1, 4, 1], [2, 4, 2]], params)
     assert sum(steady) > 5
 
@@ -380,15 +380,15 @@ def test_the_law_by_one_sort_is_the_law(vocab, seed, ties, params):
     logits = 3 * torch.randn(len(params), vocab, generator=torch.Generator().manual_seed(seed))
     logits = logits.round() if ties else logits
     sampling = SamplingBatch.from_params(params)
-    assert torch.equal(resident.distribution(logits, sampling, True), probabilities(logits, sampling))
+    assert torch.equal(device_step.distribution(logits, sampling, True), probabilities(logits, sampling))
     plain = SamplingBatch.from_params([SamplingParams(temperature=p.temperature) for p in params])
-    assert torch.equal(resident.distribution(logits, plain, False), probabilities(logits, plain))
+    assert torch.equal(device_step.distribution(logits, plain, False), probabilities(logits, plain))
 
 
 def test_only_what_needs_nothing_from_the_host_flies(flights):
     for options in (dict(drafter="ngram"), dict(drafter="near", record_probs=True), dict(drafter="sparse:near"),
                     dict(selector="fixed:near")):
-        engine = Engine(tiny.family(), pipeline="ahead", **options)
+        engine = Engine(tiny.family(), pipeline="async", **options)
         engine.generate([[1, 4, 1]], GREEDY)
         assert not flights
-    assert ahead.DEPTH == 2
+    assert asynchronous.DEPTH == 2

@@ -101,7 +101,7 @@ def no_capture(monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph", fails)
 
 
-@pytest.mark.parametrize("pipeline", ["off", "ahead"])
+@pytest.mark.parametrize("pipeline", ["off", "async"])
 def test_what_cannot_be_captured_runs_without_a_graph(pipeline, no_capture):
     """A step ahead has no other pass to fall back on, so the bucket itself must."""
     engine = Engine(tiny.family(), "near", 3, max_batch=3, pipeline=pipeline)

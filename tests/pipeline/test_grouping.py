@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from spin_core.pipeline.grouping import POLICIES, Item, heaviest, join, johnson, split
-from spin_core.pipeline.schedule import simulate
+from spin_core.pipeline.reference import simulate
 
 ITEMS = st.lists(st.builds(Item, st.sampled_from("abc"), st.integers(1, 500), st.floats(0.1, 5), st.floats(0.1, 5)),
                  max_size=10)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from spin_core.pipeline.heuristic import EFFORT, Heuristic, Load
-from spin_core.pipeline.schedule import split_time, steady, throughput
+from spin_core.pipeline.heuristic import BUDGET_SHARE, Heuristic, Load
+from spin_core.lab.simulate.micro_batches import split_time, throughput
+from spin_core.pipeline.reference import steady
 
 EIGHT = Load(8, 100, {"a": 8})
 LOSING = [10, 6, 5, 4, 3, 2.5, 2.2, 2]
@@ -109,7 +110,7 @@ def test_where_pipelining_does_not_pay_it_costs_next_to_nothing(loss, noise, rou
         spent += mean
         heuristic.observe(EIGHT, 8, mean / max(0.2, dice.gauss(1, noise)), spent)
     one_trial = (64 + 1) * 0.8 * 0.03 / 0.97 + 4 * 0.8 * loss / (1 - loss)
-    assert regret <= 1.2 * EFFORT * spent + one_trial
+    assert regret <= 1.2 * BUDGET_SHARE * spent + one_trial
     if not noise and not heuristic._trial:
         assert heuristic.lost == pytest.approx(regret) and heuristic.served == pytest.approx(spent)
     if rounds < 90:
@@ -256,7 +257,7 @@ def test_memory_does_not_grow_with_the_loads():
     heuristic = Heuristic(4)
     for i in range(1000):
         heuristic.observe(Load(4, 100, {f"drafter {i}": 4}), 4, 0.1)
-    assert len(heuristic._places) <= 64 and len(heuristic.decisions) == 1
+    assert len(heuristic._known) <= 64 and len(heuristic.decisions) == 1
 
 
 def test_impossible_settings_are_refused():

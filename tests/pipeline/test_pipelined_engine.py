@@ -46,14 +46,14 @@ class Restless:
 
 
 def limit(engine: Engine, seconds: float) -> None:
-    make = engine.pipeline._executor
+    make = engine.pipeline._get_executor
 
     def limited():
         executor = make()
         executor.limit = seconds
         return executor
 
-    engine.pipeline._executor = limited
+    engine.pipeline._get_executor = limited
 
 
 def drain(engine: Engine) -> None:
@@ -237,7 +237,7 @@ def test_an_interrupted_generate_leaves_a_usable_engine(error):
     with pytest.raises(error):
         engine.generate([[i, 4] for i in range(5)], GREEDY)
     tiny.assert_idle(engine)
-    assert not engine.pipeline.aloft
+    assert not engine.pipeline.in_flight
     tiny.assert_greedy(engine.family.target, engine.generate([[7, 7]], GREEDY.with_(stop_ids=None))[0])
 
 
@@ -260,7 +260,7 @@ def test_a_stage_that_hangs_ends_the_wait_and_loses_nobody():
         drain(engine)
     assert time.monotonic() - start < PATIENCE / 2 and len(engine.running) == 4
     release.set()
-    for flight in [a.flight for a in engine.pipeline.aloft]:
+    for flight in [step.flight for step in engine.pipeline.in_flight]:
         flight.executor.limit = PATIENCE
     limit(engine, PATIENCE)
     for _ in range(20):         # who waited for a draft in vain flies again
@@ -344,7 +344,7 @@ def test_capacities_hold_for_all_micro_batches_together():
     most, groups = 0, set()
     while engine.queue or engine.running:
         engine.step()
-        serving = [(r.drafter, a.group) for a in engine.pipeline.aloft for r in a.requests if not r.finished]
+        serving = [(r.drafter, step.group) for step in engine.pipeline.in_flight for r in step.requests if not r.finished]
         for name, capacity in (("near", 2), ("other", 3)):
             assert sum(drafter == name for drafter, _ in serving) <= capacity
         most = max(most, sum(drafter != "none" for drafter, _ in serving))
@@ -391,7 +391,7 @@ def test_a_selector_may_choose_for_each_micro_batch(fast):
 def test_the_heuristic_decides_and_its_decisions_are_in_the_trace():
     engine = pipelined("auto", max_batch=4)
     heuristic = engine.pipeline.heuristic
-    heuristic.purse = 1e9           # so short a run would not be tried with
+    heuristic.budget = 1e9          # so short a run would not be tried with
     heuristic.bound = lambda *asked: 2.0
     engine.generate([[i, 4] for i in range(4)], SamplingParams(max_new_tokens=80, stop_ids=()))
     decisions = engine.trace.decisions
@@ -405,7 +405,7 @@ def test_the_heuristic_decides_and_its_decisions_are_in_the_trace():
 
 @pytest.mark.parametrize("wrong", [0, -1, 2.0, True, "on"])
 def test_impossible_pipelines_are_refused(wrong):
-    with pytest.raises(ValueError, match="'off', 'ahead', 'auto' or a number of micro-batches"):
+    with pytest.raises(ValueError, match="'off', 'async', 'auto' or a number of micro-batches"):
         Engine(tiny.family(), "near", pipeline=wrong)
 
 

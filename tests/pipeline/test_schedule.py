@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import tiny
 from hypothesis import given, strategies as st
 
-from spin_core.pipeline.schedule import DRAFT, STAGES, VERIFY, Schedule, Span, simulate, split_time, steady, throughput
+from spin_core.engine import Engine
+from spin_core.lab.simulate.micro_batches import split_time, throughput
+from spin_core.pipeline.executor import Executor
+from spin_core.pipeline.reference import simulate, steady
+from spin_core.pipeline.schedule import DRAFT, STAGES, VERIFY, Schedule, Span
+from spin_core.request import SamplingParams
 
 TIMES = st.lists(st.tuples(st.floats(0.01, 5), st.floats(0.01, 5)), min_size=1, max_size=6)
 
@@ -85,3 +91,43 @@ def test_spans_that_overlap_count_once_and_windows_cut():
 def test_what_makes_no_sense_is_refused(call):
     with pytest.raises(ValueError):
         call()
+
+
+# ---- the code that serves keeps the schedule
+
+class VirtualClock(Executor):
+    """Runs both stages at once, and dates them on a clock on which micro-batch i drafts for ``draft[i]`` seconds and is
+    verified for ``verify[i]``. The clock moves when the owner waits for a flight."""
+
+    def __init__(self, draft, verify) -> None:
+        super().__init__()
+        self.times, self.now, self.free, self.spans = {DRAFT: draft, VERIFY: verify}, 0.0, dict.fromkeys(STAGES, 0.0), []
+
+    def _start(self, flight, draft, verify) -> None:
+        flight.draft(draft)
+        flight.verify(verify)
+        flight.spans.clear()
+        start = self.now
+        for stage in STAGES:
+            begin = max(start, self.free[stage])
+            start = self.free[stage] = begin + self.times[stage][flight.group]
+            flight.spans.append(Span(stage, flight.group, flight.number, begin, start))
+        self.spans += flight.spans
+
+    def _landed(self, flight) -> None:
+        self.now = max(self.now, flight.spans[-1].end)
+
+
+@pytest.mark.parametrize("draft, verify", [((1.0, 2.0), (3.0, 1.0)), ((1.0, 1.0, 1.0), (2.0, 2.0, 2.0)),
+                                           ((4.0, 0.5, 1.0), (0.5, 3.0, 1.0)), ((1.0,) * 5, (0.25,) * 5)])
+def test_micro_batches_are_launched_when_the_reference_says(draft, verify):
+    count, rounds = len(draft), 6
+    engine = Engine(tiny.family(), "none", pipeline=count, max_batch=count)
+    clock = engine.pipeline._executor = VirtualClock(draft, verify)
+    requests = [engine.submit([i, 4], SamplingParams(max_new_tokens=rounds, stop_ids=())) for i in range(count)]
+    for _ in range(count * rounds):
+        engine.step()
+    reference = simulate(draft, verify, rounds)
+    assert all(r.finished for r in requests)
+    assert [s for s in clock.spans if s.round < rounds - 1] == \
+        [s for s in reference.spans if s.round < rounds - 1][:len(clock.spans)]

@@ -27,8 +27,9 @@ from spin_core.lab.bench.gpu import TINY, Settings, attempt
 from spin_core.lab.bench.gpu_drafting import random_llama
 from spin_core.lab.bench.rounds import of_trace
 from spin_core.draft.base import CaughtUp, never_stopped
-from spin_core.engine import PASSES, Engine
+from spin_core.engine import Engine
 from spin_core.request import Request, SamplingParams
+from spin_core.select.assigner import DEFAULT_GAMMA_MODEL
 from spin_core.lab.simulate.recording import Recording
 from spin_core.lab.simulate.profiles import DRAFTERS, TARGETS, Model
 from spin_core.zoo import DraftModel
@@ -88,7 +89,7 @@ def run(target: Model, drafters: Sequence[tuple[Model, str]], recording: Recordi
 
 def ladder(family) -> dict[str, tuple[tuple, dict]]:
     """Rung -> (the one drafter and its gamma, or nothing; options of the engine), as in ``bench peers``."""
-    pool, vanilla = {"arms": list(family.drafters)}, (next(iter(family.drafters)), PASSES)
+    pool, vanilla = {"arms": list(family.drafters)}, (next(iter(family.drafters)), DEFAULT_GAMMA_MODEL)
     middle = {title: ((), options | pool) if "selector" in options else (vanilla, options)
               for title, options in names.RUNGS.items()}
     return {names.PLAIN: (("none", 0), {})} | middle | {names.WHOLE: ((), pool)}
@@ -168,14 +169,14 @@ def measure(engine: Replayed, order: Sequence[int], stop: float) -> dict:
     begin = time.monotonic()
     warm = begin + WARM * (stop - begin)
     engine.serve(cycle(order[::-1]), lambda: time.monotonic() >= warm)
-    engine._end([*engine.running, *engine.queue])
+    engine.cancel_all()
     answers = cycle(order)                          # the same texts for every rung
     engine.serve(answers, lambda: all(r.output_ids for r in engine.running) or time.monotonic() >= stop)
     engine.trace.events.clear()
     start = time.perf_counter()
     engine.serve(answers, lambda: time.monotonic() >= stop)
     seconds = time.perf_counter() - start
-    engine._end([*engine.running, *engine.queue])
+    engine.cancel_all()
     for error in engine.retired.values():
         raise error
     if any(event.reason == "error" for event in engine.trace.events):

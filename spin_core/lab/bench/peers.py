@@ -24,7 +24,7 @@ import torch
 
 from spin_core.draft import DraftTable
 from spin_core.draft.pool import is_fed
-from spin_core.engine import DEFAULT_GAMMA, PASSES, Engine
+from spin_core.engine import Engine
 from spin_core.lab.bench import Bar, Report, positive
 from spin_core.lab.bench import contenders as how
 from spin_core.lab.bench.answers import is_lookup
@@ -37,6 +37,7 @@ from spin_core.lab.simulate.recording import MAX_GAMMA, Recording
 from spin_core.lab.simulate.replay import replay
 from spin_core.request import SamplingParams
 from spin_core.select import NONE, make
+from spin_core.select.assigner import DEFAULT_GAMMA, DEFAULT_GAMMA_MODEL
 from spin_core.workloads import NAMES
 
 DESCRIPTION = "the whole system against transformers (generate, assisted, continuous batching) and flashspec"
@@ -250,8 +251,8 @@ def singles(family, asked: list[str], batch: int) -> list[tuple[str, int]]:
     out = []
     for text in asked:
         name, _, gamma = text.rpartition(":")
-        out += [(n, best_gamma(n, batch) or (DEFAULT_GAMMA if is_lookup(family, n) else PASSES)) for n in pool[text]] \
-            if text in pool else [(name, int(gamma))]
+        usual = {n: DEFAULT_GAMMA if is_lookup(family, n) else DEFAULT_GAMMA_MODEL for n in pool.get(text, ())}
+        out += [(n, best_gamma(n, batch) or length) for n, length in usual.items()] if usual else [(name, int(gamma))]
     return list(dict.fromkeys(out))
 
 

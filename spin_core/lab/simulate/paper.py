@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from spin_core.pipeline.schedule import throughput
+from spin_core.lab.simulate.micro_batches import throughput
 from spin_core.select import make
 from spin_core.select.base import NONE
 from spin_core.lab.simulate.oracle import chain_counts, oracle_steps

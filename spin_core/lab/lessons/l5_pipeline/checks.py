@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from spin_core.lab.lessons.checking import ask, check, close, few, said, whole, wrong
 from spin_core.lab.lessons.l5_pipeline.measure import Stage, round_seconds
-from spin_core.pipeline.schedule import simulate
+from spin_core.pipeline.reference import simulate
 
 
 @check

@@ -10,7 +10,8 @@ import torch
 
 from spin_core.lab.bench.pipeline import full_batch
 from spin_core.engine import Engine
-from spin_core.pipeline.schedule import simulate, split_time, steady
+from spin_core.lab.simulate.micro_batches import split_time
+from spin_core.pipeline.reference import simulate, steady
 from spin_core.request import SamplingParams
 
 

@@ -8,7 +8,8 @@ from ipywidgets import Button, FloatSlider, IntSlider
 from matplotlib.figure import Figure
 
 from spin_core.lab.simulate.timeline import last_run, replay as schedule_of
-from spin_core.pipeline.schedule import simulate, split_time
+from spin_core.lab.simulate.micro_batches import split_time
+from spin_core.pipeline.reference import simulate
 from spin_core.lab.lessons.l5_pipeline import plots as plots
 from spin_core.lab.lessons.panel import Panel
 

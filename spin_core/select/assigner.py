@@ -1,7 +1,8 @@
-"""The engine's side of SSM selection: it asks the selector, moves requests, and reports what their steps brought.
+"""Assigns requests to drafters as a selector chooses: asks it, moves requests, reports what their steps brought.
 
-Policies live in :mod:`spin_core.select`. Whatever they do, here nothing may cost a request or a token: a selector that
-raises or answers nonsense is ignored for that step, and the requests stay where they are.
+This is the engine's side of selection; the policies are the other files of this folder. Whatever a policy does, no
+request and no token may be lost: a selector that raises or answers nonsense is ignored for that step, and the requests
+stay with their drafters. Everything that comes from a policy passes one guarded door, :meth:`Assigner._ask`.
 """
 
 from __future__ import annotations
@@ -12,61 +13,72 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from operator import index
+from typing import Any
+
+import torch
 
 from spin_core.draft import Drafter
 from spin_core.draft.catchup import CatchUps, Inline, Job, Worker
-from spin_core.request import Request
-from spin_core.select import AffineCost, Choice, NONE, Outcome, Scored, RequestView, Selector, shares
-from spin_core.trace import Event
+from spin_core.draft.pool import DrafterPool
+from spin_core.request import Request, check_whole
+from spin_core.select.base import NONE, Choice, Outcome, RequestView, Scored, Selector
+from spin_core.select.costs import AffineCost, shares
+from spin_core.select.policies import make
+from spin_core.trace import Event, Trace
 
-if TYPE_CHECKING:
-    from spin_core.engine import Engine
+DEFAULT_GAMMA = 4           # drafted tokens per step, unless a number is given
+DEFAULT_GAMMA_MODEL = 2     # the same for drafters that take a pass per token, where a selector tries them on requests
+LOOKUP_LENGTH = 8       # tokens that lookups are asked for where the selector's gammas are no numbers
 
 
-class Selection:
+class Assigner:
     """Lets ``selector`` choose drafter and gamma of every request that was not submitted with a drafter of its own.
 
     ``capacities``: how many of the running requests a drafter may serve at once; pinned ones take their places first,
     and one that comes while other micro-batches hold them all is served beside them until one is free.
-    With ``beside`` a drafter gets to know a text in another thread, while the request goes on with its old drafter
-    (SPIN's fast switching); else the engine waits for it. ``seconds`` is what the selector took since it was last
-    set to 0.
+    With ``fast_switching`` a drafter reads a text in another thread, while the request goes on with its old drafter
+    (SPIN's fast switching); otherwise the engine waits for it. ``max_len``: room of a request's slot, in tokens.
+    ``seconds`` is what the selector took since :meth:`take_seconds`.
     """
 
-    def __init__(self, engine: "Engine", selector: Selector, capacities: Mapping[str, int] | None,
-                 beside: bool = True) -> None:
-        self.engine, self.selector = engine, selector
+    def __init__(self, selector: Selector, drafters: DrafterPool, trace: Trace, *, max_len: int,
+                 device: torch.device | str = "cpu", capacities: Mapping[str, int] | None = None,
+                 fast_switching: bool = True) -> None:
+        self.selector, self.drafters, self.trace, self.max_len = selector, drafters, trace, max_len
         self.capacities = dict(capacities or {})
         for name, capacity in self.capacities.items():
             if name not in selector.arms or not isinstance(capacity, Integral) or capacity < 0:
                 raise ValueError(f"capacities: {name!r} cannot have {capacity!r} places: give a whole number for one "
                                  f"of {', '.join(selector.arms)}")
-        self.catch_ups = CatchUps(Worker(engine.target.device) if beside else Inline())
-        self.served: set[int] = set()               # requests that the selector has been told of
+        self.catch_ups = CatchUps(Worker(device) if fast_switching else Inline())
+        self.served: set[int] = set()               # requests that the selector has seen
         self.moves: dict[int, Choice] = {}          # where a request goes once that drafter has read its text
         self.cost = AffineCost()                    # of the target's pass, to share it out
         self.seconds = 0.0
         self.read_seconds: Counter[str] = Counter()     # what drafters have spent on texts
         self.read_tokens: Counter[str] = Counter()      # ... and how long these were
+        drafters.on_retire = self.retire
 
     # ---- before a step
 
-    def assign(self, requests: list[Request], others: Sequence[Request] = (), aloft: Sequence[Request] = ()) -> None:
+    def assign(self, requests: list[Request], others: Sequence[Request] = (),
+               in_flight: Sequence[Request] = ()) -> None:
         """Give every request its drafter and gamma for the coming step.
 
-        ``others`` sit in other micro-batches; those of them that are ``aloft`` hold their places. A group gets a
-        drafter's places by its share of all requests (rounded up), or the first one would take them all.
+        ``others`` are in other micro-batches; those of them that are ``in_flight`` hold their places. A micro-batch
+        gets a drafter's places by its share of all requests (rounded up), or the first one would take them all.
         """
         self._settle(self.catch_ups.collect())
         pinned = Counter(r.drafter for r in requests if r.pinned)
-        held = Counter(r.drafter for r in others if r.pinned or r in aloft)
+        held = Counter(r.drafter for r in others if r.pinned or r in in_flight)
         fair = {name: -(-capacity * len(requests) // max(1, len(requests) + len(others)))
                 for name, capacity in self.capacities.items()}
         room = {name: max(0, min(capacity - held[name], fair[name]) - pinned[name])
                 for name, capacity in self.capacities.items()}
         ours = [r for r in requests if not r.pinned]
-        choices = self._ask("assign", lambda: self.selector.assign(self._seats(ours, self._lookups()), room), {})
+        views = self._views(ours, self._lookups())
+        choices = self._ask("assign", lambda: self.selector.assign(views, room), {})
 
         late: list[tuple[Request, Choice]] = []
         for request in ours:
@@ -99,26 +111,27 @@ class Selection:
                 room[choice.drafter] = left - 1
         request.drafter, request.gamma = choice
 
-    def _seats(self, requests: list[Request], lookups: Sequence[str]) -> list[RequestView]:
+    def _views(self, requests: list[Request], lookups: Sequence[str]) -> list[RequestView]:
         """What the selector may know: among it how many tokens each of ``lookups`` has for a request."""
-        most, seats = int(self.selector.gamma.max()), []
+        most = self._ask("gamma", lambda: int(max(self.selector.gamma)), LOOKUP_LENGTH) if lookups else 0
+        views = []
         for request in requests:
-            last = min(request.remaining, self.engine.max_len - request.length)     # tokens that may still come
-            seats.append(RequestView(request.id, len(request.output_ids), request.length, max(0, last - 1),
-                              request.drafter if request.id in self.served else None,
-                              {name: self._drafter_says(name, lambda d: d.available(request, most), 0)
-                               for name in lookups}, self._unread(request)))
-        return seats
+            last = min(request.remaining, self.max_len - request.length)     # tokens that may still come
+            found = {name: self._ask_drafter(name, lambda d: index(d.available(request, most)), 0) for name in lookups}
+            views.append(RequestView(request.id, len(request.output_ids), request.length, max(0, last - 1),
+                                     request.drafter if request.id in self.served else None, found,
+                                     self._unread(request)))
+        return views
 
     def _unread(self, request: Request) -> dict[str, float]:
         """Seconds that drafters would spend on the request's text first, where that is known and more than nothing."""
-        return {name: self._drafter_says(name, lambda d: d.missing(request), 0) * seconds / self.read_tokens[name]
+        return {name: self._ask_drafter(name, lambda d: index(d.missing(request)), 0) * seconds / self.read_tokens[name]
                 for name, seconds in self.read_seconds.items()
-                if name in self.engine.drafters and not self._ready(name, request)}
+                if name in self.drafters.drafters and not self._ready(name, request)}
 
     def _lookups(self) -> list[str]:
         """Those drafters of the pool that look up."""
-        pool = self.engine.drafters
+        pool = self.drafters.drafters
         return [name for name in self.selector.arms if name != NONE and name in pool and pool[name].is_lookup]
 
     def _checked(self, choices: Any, request: Request) -> Choice:
@@ -140,17 +153,17 @@ class Selection:
     def _ready(self, name: str, request: Request) -> bool:
         """May that drafter draft for the request now? It is not reading it, and has hardly more to read, or nothing
         because it looks up and has found something."""
-        if name in self.engine.retired or self.catch_ups.reading(name, request.slot):
+        if name in self.drafters.retired or self.catch_ups.reading(name, request.slot):
             return False
-        return self._drafter_says(name, lambda d: d.is_lookup or d.missing(request) <= d.catch_up_threshold or
-                                  d.available(request, 1) > 0, False)
+        return self._ask_drafter(name, lambda d: d.is_lookup or index(d.missing(request)) <= d.catch_up_threshold or
+                                 index(d.available(request, 1)) > 0, False)
 
     def _begin_moves(self, late: list[tuple[Request, Choice]]) -> None:
         """Have the new drafters read. A request that is on its way already finishes that move first."""
         by_name: dict[str, list[Request]] = {}
         for request, choice in late:
             move = self.moves.get(request.id)
-            if move and self.catch_ups.reading(move.drafter, request.slot) or choice.drafter in self.engine.retired:
+            if move and self.catch_ups.reading(move.drafter, request.slot) or choice.drafter in self.drafters.retired:
                 continue
             self.moves[request.id] = choice
             by_name.setdefault(choice.drafter, []).append(request)
@@ -161,14 +174,14 @@ class Selection:
     def _read(self, name: str, requests: list[Request]) -> None:
         """Have a drafter catch up on those requests that it is not reading already."""
         requests = [r for r in requests if not self.catch_ups.reading(name, r.slot)]
-        if requests and name not in self.engine.retired:
-            self.catch_ups.start(name, self.engine.get_drafter(name), requests)
+        if requests and name not in self.drafters.retired:
+            self.catch_ups.start(name, self.drafters.get(name), requests)
 
     def _settle(self, jobs: list[Job]) -> None:
         """Book what catch-ups cost, and tell the selector what they found out."""
+        errors = {job.name: job.error for job in jobs if job.error}
         for job in jobs:
             if job.error:
-                self.engine.retire(job.name, job.error)
                 continue
             total = sum(found.tokens for found in job.found)
             if total:
@@ -177,7 +190,7 @@ class Selection:
             scores = []
             for request, found in zip(job.requests, job.found):
                 share = found.tokens / total if total else 1 / len(job.requests)
-                self.engine.trace.add("catch_up", request.id, step=self.engine.steps, drafter=job.name,
+                self.trace.add("catch_up", request.id, step=self.trace.steps, drafter=job.name,
                                       context=request.length, catch_up_tokens=found.tokens,
                                       catch_up_seconds=share * job.seconds)
                 if found.hits:
@@ -185,6 +198,8 @@ class Selection:
                     scores.append(Scored(request.id, job.name, hits, share * job.seconds))
             if scores:
                 self._ask("scored", lambda: self.selector.scored(scores))
+        for name, error in errors.items():      # last: where warnings are errors it raises
+            self.drafters.retire(name, error)
 
     # ---- after a step
 
@@ -216,26 +231,29 @@ class Selection:
     def _probe(self, requests: list[Request]) -> None:
         """Have drafters read along that the selector wants to know more about."""
         by_id = {r.id: r for r in requests}
-        seats = self._seats(requests, ())       # who looks up now has nothing left to read along
-        wishes = self._ask("probe", lambda: dict(self.selector.probe(seats)), {})
-        by_name: dict[str, list[Request]] = {}
-        for number, names in wishes.items():
-            for name in names:
-                if number in by_id and name in self.selector.index:
-                    by_name.setdefault(name, []).append(by_id[number])
-        for name, wanted in by_name.items():
+        views = self._views(requests, ())       # a drafter that looks up now has nothing left to read along
+
+        def wishes() -> dict[str, list[Request]]:
+            by_name: dict[str, list[Request]] = {}
+            for number, names in dict(self.selector.probe(views)).items():
+                for name in names:
+                    if number in by_id and name in self.selector.index:
+                        by_name.setdefault(name, []).append(by_id[number])
+            return by_name
+
+        for name, wanted in self._ask("probe", wishes, {}).items():
             self._read(name, [r for r in wanted if self._misses(name, r)])
         self._settle(self.catch_ups.collect())
 
     def _misses(self, name: str, request: Request) -> bool:
         """Is there something to read? What a model drafts itself it need not read beforehand."""
-        return self._drafter_says(
-            name, lambda d: (d.is_lookup or name != request.drafter) and d.missing(request) > 0, False)
+        return self._ask_drafter(
+            name, lambda d: (d.is_lookup or name != request.drafter) and index(d.missing(request)) > 0, False)
 
     # ---- leaving
 
     def release(self, request: Request) -> None:
-        """The request is about to give back its slot: see to it that nobody reads there, and forget it."""
+        """The request is about to give back its slot: end every catch-up that reads there, and forget the request."""
         self._settle(self.catch_ups.release(request.slot))
         self.moves.pop(request.id, None)
         if request.id in self.served:
@@ -243,14 +261,26 @@ class Selection:
             self._ask("finish", lambda: self.selector.finish(request.id))
 
     def retire(self, name: str) -> None:
-        """A drafter raised."""
+        """A drafter failed: no request moves to it any more."""
         self.moves = {request: move for request, move in self.moves.items() if move.drafter != name}
         self._ask("retire", lambda: self.selector.retire(name))
 
+    def close(self) -> None:
+        """End the thread in which drafters read."""
+        self.catch_ups.executor.close()
+
     # ---- asking
 
+    def take_seconds(self) -> float:
+        """What the selector took since this was last asked."""
+        seconds, self.seconds = self.seconds, 0.0
+        return seconds
+
     def _ask(self, what: str, call: Callable[[], Any], otherwise: Any = None) -> Any:
-        """What the selector answers; ``otherwise``, with a warning, where it raises."""
+        """What the selector answers; ``otherwise``, with a warning, where it raises or its answer cannot be read.
+
+        ``call`` reads the whole answer, so that nonsense raises in here.
+        """
         start = time.perf_counter()
         try:
             return call()
@@ -260,14 +290,41 @@ class Selection:
         finally:
             self.seconds += time.perf_counter() - start
 
-    def _drafter_says(self, name: str, call: Callable[[Drafter], Any], otherwise: Any) -> Any:
-        """What that drafter answers; ``otherwise`` where it raises, which retires it."""
+    def _ask_drafter(self, name: str, call: Callable[[Drafter], Any], otherwise: Any) -> Any:
+        """What that drafter answers; ``otherwise`` where it raises or answers no number, which retires it."""
         try:
-            return call(self.engine.get_drafter(name))
+            return call(self.drafters.get(name))
         except Exception as error:
-            self.engine.retire(name, error)
+            self.drafters.retire(name, error)
             return otherwise
 
 
 def _warn(what: str) -> None:
     warnings.warn(f"the selector {what}; requests stay with their drafters", RuntimeWarning, stacklevel=3)
+
+
+def make_selector(selector: Selector | str | None, arms: Sequence[str] | None, gamma: int | None, family,
+                  drafters: DrafterPool) -> Selector:
+    """The selector itself, or the policy of that name ("spin" for None), with every drafter built that it may choose.
+
+    ``arms``: the drafters that a policy by name may choose; by default the family's and "ngram". ``gamma``: what they
+    draft; by default a tree all of its depth, a lookup :data:`DEFAULT_GAMMA`, a model :data:`DEFAULT_GAMMA_MODEL`.
+    """
+    def usual(name: str) -> int:
+        drafter = drafters.get(name)
+        return drafter.gamma or (DEFAULT_GAMMA if drafter.is_lookup else DEFAULT_GAMMA_MODEL)
+
+    if selector is None or isinstance(selector, str):
+        arms = [*family.drafters, "ngram"] if arms is None else list(arms)
+        selector, options = selector or "spin", {}
+        if gamma is not None:
+            check_whole("Engine: with a selector, gamma", gamma, 1)
+            options["gamma"] = gamma
+        elif selector not in ("spin-full", "minions"):          # which choose lengths themselves
+            options["gamma"] = {name: usual(name) for name in arms}
+            if selector == "spin":
+                options["shorten"] = True
+        selector = make(selector, arms, **options)
+    for name in selector.arms:
+        drafters.get(name)
+    return selector

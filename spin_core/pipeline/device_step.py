@@ -1,9 +1,9 @@
-"""A step whose numbers stay on the device: draft, verify, commit, and not one question from the host.
+"""A device-resident step: draft, verify, commit, and the host reads no number in between.
 
-Who asks a device for a number waits until it has done everything before. Here nobody asks: how many tokens a request
-has, which they are, how many its next draft may hold, and what was accepted of it are tensors that one step writes and
-the next one reads. Shapes cannot depend on them, so every request is drafted and verified as if it had the longest
-draft, and what is too much goes to the end of the batch, behind ``cu[-1]``, where the verifier does not look.
+A host that asks a device for a number waits until the device has done everything before. Here it does not ask: how many
+tokens a request has, which they are, how many its next draft may hold, and what was accepted of it are tensors that one
+step writes and the next one reads. Shapes cannot depend on them, so every request is drafted and verified as if it had
+the longest draft; what is too much goes to the end of the batch, behind ``cu[-1]``, where the verifier does not look.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from spin_core.verify import Progress, verify_chain
 
 def can_draft(drafter: Drafter, device: torch.device) -> bool:
     """Can it draft for a text that the host has not seen? Lookup cannot: it searches in tokens on the host. Nor can a
-    sparse cache: where an entry sits in it is reckoned on the host."""
+    sparse cache: the place of an entry in it is computed on the host."""
     return type(drafter) is NullDrafter or type(drafter) in (ModelDrafter, FedDrafter) and \
         type(drafter.runner.cache) is SlotCache and drafter.runner.device == device
 
@@ -40,12 +40,12 @@ def window(drafter: Drafter, gamma: int) -> int:
 
 
 def longest_draft(requests: list[Request], limits: list[int]) -> int:
-    """How many tokens the longest draft of these requests may have. ``limits``: see :class:`Seats`."""
+    """How many tokens the longest draft of these requests may have. ``limits``: see :class:`DeviceBatch`."""
     return max(0, *(min(r.gamma, limit - r.length) for r, limit in zip(requests, limits)))
 
 
 @dataclass
-class Seats:
+class DeviceBatch:
     """B requests as the device knows them; tensors are int64 but for ``sampling``.
 
     ``recent [B, W]``, the last tokens of each text, W the drafter's window; ``gamma [B]``; ``last [B]``, how many
@@ -69,8 +69,8 @@ class Seats:
 
     @staticmethod
     def of(requests: list[Request], target: Graphs, drafter: Drafter, graphs: Graphs | None, limits: list[int]
-           ) -> "Seats":
-        """Seat ``requests``, which have read all but the last token of their texts. ``limits``: see ``last``."""
+           ) -> "DeviceBatch":
+        """For ``requests`` of which all but the last token was read. ``limits``: see ``last``."""
         device, params = target.runner.device, [r.params for r in requests]
 
         def column(values: list) -> Tensor:
@@ -80,91 +80,94 @@ class Seats:
         lengths, width = [r.length for r in requests], window(drafter, longest)
         progress = Progress(column(lengths), column([r.ids[-1] for r in requests]), column([r.slot for r in requests]),
                             column([target.runner.cache.lengths]))
-        return Seats(target, drafter, graphs, progress, column([r.tail(n - width) for r, n in zip(requests, lengths)]),
+        recent = column([r.tail(n - width) for r, n in zip(requests, lengths)])
+        return DeviceBatch(target, drafter, graphs, progress, recent,
                      column([min(r.gamma, longest) for r in requests]), column(limits),
                      SamplingBatch.from_params(params, device), longest, any(not p.greedy for p in params),
                      any(p.top_k or p.top_p < 1 or p.min_p for p in params))
 
-    def rows(self, index: list[int]) -> "Seats":
-        """The seats of some of the requests."""
+    def rows(self, index: list[int]) -> "DeviceBatch":
+        """The same of some of the requests."""
         at, was = upload(index, torch.int64, self.recent.device), self.progress
         progress = Progress(was.position[at], was.last[at], was.slot[at], was.lengths)
-        return Seats(self.target, self.drafter, self.graphs, progress, self.recent[at], self.gamma[at], self.last[at],
-                     self.sampling.rows(at), self.longest, self.sampled, self.filtered)
+        return DeviceBatch(self.target, self.drafter, self.graphs, progress, self.recent[at], self.gamma[at],
+                           self.last[at], self.sampling.rows(at), self.longest, self.sampled, self.filtered)
 
 
 @dataclass
 class Drafted:
-    """``tokens [B, gamma]``, of which ``counts [B]`` count; ``distributions``, each token's q ``[B, Vd]`` if any samples."""
+    """``tokens [B, gamma]``, of which ``counts [B]`` count; ``probs``, each token's q ``[B, Vd]`` if any samples."""
 
     tokens: Tensor
     counts: Tensor
-    distributions: list[Tensor]
+    probs: list[Tensor]
 
 
 @torch.inference_mode()
-def draft(seats: Seats, most: int) -> Drafted:
+def draft(running: DeviceBatch, most: int) -> Drafted:
     """What the drafter proposes behind texts of at most ``most`` tokens, as :meth:`ModelDrafter.propose` would."""
-    position, slot = seats.progress.position, seats.progress.slot
-    room = (seats.last - position).clamp(min=0).minimum(seats.gamma)
-    if not seats.longest:
+    position, slot = running.progress.position, running.progress.slot
+    room = (running.last - position).clamp(min=0).minimum(running.gamma)
+    if not running.longest:
         return Drafted(room.new_zeros(len(room), 0), room, [])
-    runner, (batch, width) = seats.drafter.runner, seats.recent.shape
+    runner, (batch, width) = running.drafter.runner, running.recent.shape
     each = torch.arange(batch, device=slot.device)
-    read, first, keep, states = seats.recent, position - width, (each + 1) * width - 1, None
-    if type(seats.drafter) is FedDrafter:
-        states = seats.target.runner.states[slot[:, None], first[:, None] - 1 + torch.arange(width, device=slot.device)]
-    sane, counts, tokens, distributions = torch.ones_like(slot, dtype=torch.bool), torch.zeros_like(slot), [], []
-    for step in range(seats.longest):
-        logits = seats.graphs.resident(read, slot, first, most + seats.longest, keep, states)
-        sane = sane & logits.amax(-1).isfinite()        # who stops making sense just drafts less
+    read, first, keep, states = running.recent, position - width, (each + 1) * width - 1, None
+    if type(running.drafter) is FedDrafter:
+        before = first[:, None] - 1 + torch.arange(width, device=slot.device)
+        states = running.target.runner.states[slot[:, None], before]
+    sane, counts, tokens, probs = torch.ones_like(slot, dtype=torch.bool), torch.zeros_like(slot), [], []
+    for step in range(running.longest):
+        logits = running.graphs.resident(read, slot, first, most + running.longest, keep, states)
+        sane = sane & logits.amax(-1).isfinite()        # logits without a maximum (NaN): the request just drafts less
         counts += sane
         column = logits.argmax(-1)
-        if seats.sampled:
-            q = distribution(logits, seats.sampling, seats.filtered)
-            drawn = exponential_race(q, seats.sampling.seed, position + step, DRAFT, position).clamp(min=0)
-            column = column.where(seats.sampling.greedy, drawn)
-            distributions.append(q)
-        tokens.append(column if seats.drafter.ids is None else seats.drafter.ids[column])
+        if running.sampled:
+            q = distribution(logits, running.sampling, running.filtered)
+            drawn = exponential_race(q, running.sampling.seed, position + step, DRAFT, position).clamp(min=0)
+            column = column.where(running.sampling.greedy, drawn)
+            probs.append(q)
+        tokens.append(column if running.drafter.ids is None else running.drafter.ids[column])
         read, first, keep = tokens[-1][:, None], position + step, each
         if states is not None:
-            states = runner.states[slot, (first - 1).clamp(max=seats.drafter.max_context - 1)][:, None]
-    return Drafted(torch.stack(tokens, 1), counts.minimum(room), distributions)
+            states = runner.states[slot, (first - 1).clamp(max=running.drafter.max_context - 1)][:, None]
+    return Drafted(torch.stack(tokens, 1), counts.minimum(room), probs)
 
 
 @torch.inference_mode()
-def verify(seats: Seats, drafted: Drafted, most: int) -> tuple[Tensor, Mark]:
-    """Let the target decide about texts of at most ``most`` tokens and bring ``seats`` up to date.
+def verify(running: DeviceBatch, drafted: Drafted, most: int) -> tuple[Tensor, Mark]:
+    """Let the target decide about texts of at most ``most`` tokens and bring ``running`` up to date.
 
     Returns ``[B, 3 + gamma + gamma + 1]``: drafted, accepted, failed, the drafted tokens, the emitted ones; and the
     moment between the target's pass and the verdict.
     """
-    state, (batch, gamma) = seats.progress, drafted.tokens.shape
+    state, gamma = running.progress, drafted.tokens.shape[1]
     place = torch.arange(gamma + 1, device=state.slot.device)
-    # all rows that somebody needs, request by request, before all that nobody needs
+    # all rows that are needed, request by request, before those that are not
     rows = (place > drafted.counts[:, None]).flatten().to(torch.uint8).argsort(stable=True)
     read = torch.cat([state.last[:, None], drafted.tokens], 1)
-    logits = seats.target.resident(read, state.slot, state.lengths[0][state.slot], most, rows)
+    logits = running.target.resident(read, state.slot, state.lengths[0][state.slot], most, rows)
     state.lengths[0].index_add_(0, state.slot, torch.full_like(state.slot, gamma + 1))
-    judging = Mark(logits.device)
-    verdict = verify_chain(logits, _flat(seats, drafted, place[:gamma]), seats.sampling, state.position, gamma, state)
+    verifying = Mark(logits.device)
+    flat = _flat(running, drafted, place[:gamma])
+    verdict = verify_chain(logits, flat, running.sampling, state.position, gamma, state)
     emitted = (verdict.num_accepted + 1) * ~verdict.failed
-    seats.recent = torch.cat([seats.recent, verdict.tokens], 1).gather(
-        1, emitted[:, None] + torch.arange(seats.recent.shape[1], device=place.device))
+    running.recent = torch.cat([running.recent, verdict.tokens], 1).gather(
+        1, emitted[:, None] + torch.arange(running.recent.shape[1], device=place.device))
     return torch.cat([torch.stack([drafted.counts, verdict.num_accepted, verdict.failed], 1), drafted.tokens,
-                      verdict.tokens], 1), judging
+                      verdict.tokens], 1), verifying
 
 
-def _flat(seats: Seats, drafted: Drafted, place: Tensor) -> Draft:
+def _flat(running: DeviceBatch, drafted: Drafted, place: Tensor) -> Draft:
     """Request by request, as the verifier wants it."""
     cu = torch.cat([torch.zeros_like(drafted.counts[:1]), drafted.counts.cumsum(0)])
     order = (place >= drafted.counts[:, None]).flatten().to(torch.uint8).argsort(stable=True)
     tokens = drafted.tokens.flatten()[order]
-    if not drafted.distributions:
+    if not drafted.probs:
         return Draft(tokens, cu)
-    greedy = seats.sampling.greedy[order // len(place)]
-    distributions = torch.stack(drafted.distributions, 1).flatten(0, 1)
-    return Draft(tokens, cu, distributions, order.masked_fill(greedy, -1), seats.drafter.ids)
+    greedy = running.sampling.greedy[order // len(place)]
+    probs = torch.stack(drafted.probs, 1).flatten(0, 1)
+    return Draft(tokens, cu, probs, order.masked_fill(greedy, -1), running.drafter.ids)
 
 
 def distribution(logits: Tensor, sampling: SamplingBatch, filtered: bool) -> Tensor:

@@ -1,0 +1,89 @@
+"""Checks a draft where it is received, before anything of it reaches the target or its device.
+
+A drafter may be anybody's code. An id outside the vocabulary would poison a CUDA device for the whole process, and a
+distribution that is none would change what is sampled. So whatever a drafter hands over is checked once, on the host,
+and a drafter that hands over nonsense is retired like one that raises.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from spin_core.draft.base import Draft
+from spin_core.draft.tree import Tree, depths
+
+SUM_TOLERANCE = 1e-2        # of a row of q: half precision rounds sums over large vocabularies by that much
+
+
+def check_draft(draft: Draft, asked: list[int], rooms: list[int], vocab_size: int) -> tuple[list[int], list[int]]:
+    """The draft's tokens ``[N]`` and its counts ``[B]``, as lists. Raises ValueError for a draft that is none.
+
+    ``asked [B]``: how many tokens, or levels of a tree, each request wanted at most. ``rooms [B]``: how many tokens fit
+    into the request's slot of the target's cache.
+    """
+    if not isinstance(draft, Draft):
+        raise ValueError(f"its draft is {type(draft).__name__}, not a Draft")
+    cu, tokens, rows = (_whole(name, getattr(draft, name)) for name in ("cu", "tokens", "prob_row"))
+    if len(cu) != len(asked) + 1 or cu[0] != 0 or cu[-1] != len(tokens) or any(a > b for a, b in zip(cu, cu[1:])):
+        raise ValueError(f"its cu must rise from 0 to {len(tokens)} tokens in {len(asked)} steps, one for each request, "
+                         f"got {cu}")
+    counts = [end - start for start, end in zip(cu, cu[1:])]
+    if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+        raise ValueError(f"it drafted a token id outside the vocabulary of {vocab_size}: {min(tokens)} .. {max(tokens)}")
+    _check_probs(draft, rows, len(tokens), vocab_size)
+    levels = counts
+    if isinstance(draft, Tree):
+        _check_tree(draft, counts)
+        levels = [1 + max(depths(parents), default=-1) for parents, _, _ in draft.requests()]
+    for level, most, count, room in zip(levels, asked, counts, rooms):
+        if level > most or count > room:
+            raise ValueError(f"it drafted {count} tokens {level} deep where {most} were asked for and {room} fit")
+    return tokens, counts
+
+
+def _check_tree(draft: Tree, counts: list[int]) -> None:
+    """Are nodes, parents and proposals such that the tree can be walked? The rest a Tree checks when it is made."""
+    parents = _whole("parents", draft.parents)
+    if len(parents) != sum(counts) or len(draft.proposals) != len(counts):
+        raise ValueError(f"its tree has {sum(counts)} nodes, {len(parents)} parents and proposals for "
+                         f"{len(draft.proposals)} requests")
+    names = max(1, len(draft.drafters))
+    for nodes, proposals in zip(draft.parents.split(counts), draft.proposals):
+        if any(not -1 <= parent < node for node, parent in enumerate(nodes.tolist())):
+            raise ValueError(f"its tree has a parent that is neither -1 nor before its child: {nodes.tolist()}")
+        if any(type(number) is not int for p in proposals for number in p) or \
+                any(not 0 <= p.drafter < names for p in proposals):
+            raise ValueError("its tree's proposals must be whole numbers and name one of its drafters")
+
+
+def _check_probs(draft: Draft, rows: list[int], count: int, vocab_size: int) -> None:
+    """Is q a distribution for every token that was drawn from one?"""
+    probs, ids = draft.probs, draft.ids
+    width = vocab_size
+    if ids is not None:
+        listed = _whole("ids", ids)
+        width = len(listed)
+        if not listed or not 0 <= listed[0] <= listed[-1] < vocab_size or any(a >= b for a, b in zip(listed, listed[1:])):
+            raise ValueError(f"its ids must rise within the vocabulary of {vocab_size}")
+    if probs is not None and not (isinstance(probs, Tensor) and probs.is_floating_point() and probs.dim() == 2 and
+                                  probs.shape[1] == width):
+        raise ValueError(f"its probs must be floats [S, {width}], got {_describe(probs)}")
+    most = 0 if probs is None else len(probs)
+    if len(rows) != count or rows and not -1 <= min(rows) <= max(rows) < most:
+        raise ValueError(f"its prob_row must hold -1 or a row of its {most} distributions for each of {count} tokens, "
+                         f"got {rows}")
+    # written so that NaN fails: it is neither near 1 nor at least 0
+    if most and not bool((((probs.sum(-1) - 1).abs() <= SUM_TOLERANCE) & (probs.amin(-1) >= 0)).all()):
+        raise ValueError("a row of its probs is no distribution: it holds NaN or a negative number, or its sum is not 1")
+
+
+def _whole(name: str, x: Tensor) -> list[int]:
+    """A one-dimensional tensor of int64, as a list."""
+    if not isinstance(x, Tensor) or x.dtype != torch.int64 or x.dim() != 1:
+        raise ValueError(f"its {name} must be a one-dimensional tensor of int64, got {_describe(x)}")
+    return x.tolist()
+
+
+def _describe(x) -> str:
+    return f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__

@@ -1,0 +1,30 @@
+"""What cutting a batch into micro-batches would bring, from the seconds that its two stages take as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from spin_core.pipeline.reference import steady
+
+
+def split_time(seconds: float, fixed: float, shares: Iterable[float]) -> list[float]:
+    """What a stage that takes ``seconds`` for the whole batch takes for parts of it.
+
+    ``fixed`` of the time does not depend on how many requests there are (reading the weights, launching kernels),
+    the rest is shared out; ``shares`` are the parts of the batch and sum to one. With ``fixed`` 0 splitting is free,
+    with 1 every part costs as much as the whole batch.
+    """
+    if not 0 <= fixed <= 1 or seconds < 0:
+        raise ValueError(f"split_time: seconds >= 0 and a fixed share in 0 .. 1, got {seconds} and {fixed}")
+    return [seconds * (fixed + (1 - fixed) * share) for share in shares]
+
+
+def throughput(draft: float, verify: float, count: int, *, draft_fixed: float = 0.0, verify_fixed: float = 0.0,
+               batch: int | None = None) -> float:
+    """Batches served per second with ``count`` equal micro-batches, in the steady state.
+
+    ``draft`` and ``verify`` are seconds for the undivided batch. With ``batch`` given, its requests cannot be cut, so
+    the groups differ by one where ``count`` does not divide it.
+    """
+    shares = [1 / count] * count if batch is None else [len(range(i, batch, count)) / batch for i in range(count)]
+    return 1 / steady(split_time(draft, draft_fixed, shares), split_time(verify, verify_fixed, shares))

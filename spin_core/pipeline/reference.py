@@ -1,0 +1,51 @@
+"""The pipeline's schedule in a few lines: when two stages work for a batch that is cut into m micro-batches.
+
+Each stage does one thing at a time. In every round each micro-batch is drafted for and then verified, in turn. Two
+rules tie the stages together:
+
+    verify(r, i) starts after draft(r, i)           a draft must exist before it can be verified
+    draft(r + 1, i) starts after verify(r, i)       the next draft continues the text that was just committed
+
+With one micro-batch the second rule makes the stages take turns. With more, one is verified while another is drafted
+for. The code that serves (:mod:`spin_core.pipeline.micro_batches`) keeps this schedule, and is tested against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spin_core.pipeline.schedule import DRAFT, STAGES, VERIFY, Schedule, Span
+
+
+def simulate(draft: Sequence[float], verify: Sequence[float], rounds: int = 1, *, overlap: bool = True) -> Schedule:
+    """The schedule of ``rounds`` rounds over groups whose stages take ``draft[i]`` and ``verify[i]`` seconds.
+
+    ``overlap`` False is the sequential executor: nothing starts before all that came before has ended.
+    """
+    if len(draft) != len(verify) or not draft:
+        raise ValueError(f"simulate: one draft and one verify time per group, got {len(draft)} and {len(verify)}")
+    if min(*draft, *verify) < 0 or rounds < 1:
+        raise ValueError("simulate: times must not be negative, and there must be at least one round")
+    free = dict.fromkeys(STAGES, 0.0)           # when each stage can take on more
+    committed = [0.0] * len(draft)              # when each group's last verification was done
+    spans = []
+    for r in range(rounds):
+        for i, (d, v) in enumerate(zip(draft, verify)):
+            start = max(free[DRAFT] if overlap else max(free.values()), committed[i])
+            drafted = free[DRAFT] = start + d
+            begin = max(free[VERIFY], drafted)
+            committed[i] = free[VERIFY] = begin + v
+            spans += [Span(DRAFT, i, r, start, drafted), Span(VERIFY, i, r, begin, committed[i])]
+    return Schedule(spans)
+
+
+def steady(draft: Sequence[float], verify: Sequence[float]) -> float:
+    """Seconds per round once the pipeline is full.
+
+    Every round must give each stage its sum, and every group both of its own stages, one after the other:
+    max(sum draft, sum verify, max_i (draft_i + verify_i)) is a bound, and reached when the groups are alike.
+    """
+    rounds = 4 * len(draft) + 8
+    ends = [s.end for s in simulate(draft, verify, rounds).spans if s.stage == VERIFY and s.group == len(draft) - 1]
+    half = rounds // 2
+    return (ends[-1] - ends[half - 1]) / (rounds - half)
