@@ -6,6 +6,7 @@ step (:mod:`spin_core.step`), and the pipeline that decides when a step runs. Re
 
 from __future__ import annotations
 
+import itertools
 import operator
 import threading
 import warnings
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 
 from spin_core.draft import Drafter, pool
+from spin_core.logits import check_model, resolve
 from spin_core.pipeline.asynchronous import Asynchronous
 from spin_core.pipeline.executor import LIMIT, Sequential
 from spin_core.pipeline.grouping import POLICIES
@@ -25,6 +27,7 @@ from spin_core.scheduler import Scheduler
 from spin_core.select import Selector
 from spin_core.select.assigner import DEFAULT_GAMMA, Assigner, make_selector
 from spin_core.step import Step
+from spin_core.text import special_stops
 from spin_core.trace import EVENTS, Event, Trace
 
 Prompt = str | list[int] | list[dict]
@@ -112,6 +115,7 @@ class Engine:
                 check_whole(f"Engine: {name}", value, least)
         if not stage_timeout > 0:
             raise ValueError(f"Engine: stage_timeout must be a positive number of seconds, got {stage_timeout!r}")
+        check_model(family.target)
         self.family = family
         self.max_len = min(max_len or 2048, family.max_context)
         self.max_batch = max_batch
@@ -134,6 +138,7 @@ class Engine:
         self.pipeline = None if pipeline == "off" else Asynchronous(self.stages) if pipeline == "async" else \
             MicroBatches(self.stages, pipeline, grouping, max_batch=max_batch, limit=stage_timeout)
         self.closed = False
+        self._seeds = itertools.count()             # of requests without one
         self._turn = threading.Lock()               # held by the thread that steps
         self._stepping: int | None = None           # that thread
 
@@ -157,9 +162,7 @@ class Engine:
             raise RuntimeError("Engine.submit: the engine is closed")
         if gamma is not None:
             check_whole("Engine.submit: gamma", gamma, 0)
-        params = SamplingParams() if params is None else params
-        if not isinstance(params, SamplingParams):
-            raise TypeError(f"Engine.submit: params must be a SamplingParams or None, got {params!r}")
+        params = resolve(params, self.family.target, self._seeds)
         if self.selection and drafter is None:
             if gamma is not None:
                 raise ValueError("Engine.submit: with a selector, gamma is for requests that name their drafter")
@@ -173,7 +176,8 @@ class Engine:
         try:
             request.prompt_ids = self._encode(prompt)
             scheduler.check(request)
-            request.stop_ids = frozenset(self.family.stop_ids if params.stop_ids is None else params.stop_ids)
+            request.stop_ids = frozenset(self.family.stop_ids if params.stop_ids is None else params.stop_ids) | \
+                special_stops(getattr(self.family, "tokenizer", None), params.stop)
             ends = (FinishReason.LENGTH,) if params.max_new_tokens == 0 else None
         except Exception as error:          # whatever is wrong with a prompt is a failure of its request alone
             ends = FinishReason.ERROR, str(error) or type(error).__name__
@@ -206,7 +210,7 @@ class Engine:
 
     def generate(self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None,
                  **submit) -> list[Request]:
-        """Run all ``prompts`` to their end; the requests in the order of the prompts."""
+        """Run all ``prompts`` to their end; the requests in the order of the prompts, each with its ``n`` samples."""
         requests: list[Request] = []
         try:
             self._submit_all(requests, prompts, params, submit)
@@ -334,7 +338,8 @@ class Engine:
         if len(params) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts but {len(params)} sampling parameters")
         for prompt, own in zip(prompts, params):
-            requests.append(self.submit(prompt, own, **submit))
+            for sample in [own] if own is None else own.samples():
+                requests.append(self.submit(prompt, sample, **submit))
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str) or isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], dict):

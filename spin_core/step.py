@@ -23,6 +23,7 @@ from torch import Tensor
 from spin_core.draft import Draft, Drafter, Tree
 from spin_core.draft.check import check_draft
 from spin_core.draft.pool import DrafterPool
+from spin_core.logits import adjust, log_probs
 from spin_core.request import FinishReason, Request
 from spin_core.runtime import ModelRunner
 from spin_core.runtime.workers import Watch
@@ -202,6 +203,7 @@ class Step:
             return [RequestOutcome([]) for _ in group.members]
         requests = [w.request for w in group.members]
         sampling = SamplingBatch.from_params([r.params for r in requests], logits.device)
+        raw, logits = logits, adjust(logits, group.draft, requests)
         position = torch.tensor([r.length for r in requests], device=logits.device)
         trees: list[dict | None] = [None] * len(requests)
         if isinstance(group.draft, Tree):
@@ -215,6 +217,9 @@ class Step:
                 group.counts, verdict.num_accepted.tolist(), verdict.tokens.tolist(), verdict.failed.tolist())):
             outcomes.append(RequestOutcome([next(drafted) for _ in range(count)], accepted, [t for t in row if t >= 0],
                                            failed, tree=trees[b]))
+            if requests[b].params.logprobs:
+                path = trees[b]["path"] if trees[b] else range(accepted)
+                outcomes[-1].logprobs = log_probs(raw[sum(group.counts[:b]) + b:], path, outcomes[-1].tokens)
             if self.record_probs:
                 outcomes[-1].distributions = _distributions(group.draft, logits, sampling, b)
         return outcomes
@@ -232,6 +237,7 @@ class Step:
             emitted.append(token)
             if self.scheduler.finish_if_stopped(request):
                 break
+        request.logprobs += outcome.logprobs[:len(emitted)]
         if outcome.tokens and not request.finished:
             self._roll_back(request, read)
         return emitted
@@ -310,6 +316,7 @@ class RequestOutcome:
     failed: bool = False
     distributions: dict | None = None
     tree: dict | None = None        # see spin_core.trace.Event
+    logprobs: list[float] = field(default_factory=list)     # of ``tokens``, where they are asked for
 
 
 @dataclass
