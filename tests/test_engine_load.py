@@ -3,19 +3,18 @@
 import pytest
 import tiny
 
-from spin_core.lab.bench import load
+from spin_core.lab.bench import load, load_beside, load_faults, service as bench
 from spin_core.engine import Engine
 from spin_core.request import FinishReason
 
-LIMITS = {"max_len": 32, "prefill_chunk": 12}
 
 
 @pytest.fixture(scope="module")
 def service():
-    family = load.small()
-    todo = load.jobs(500, 0, [*family.drafters, "ngram", "none"])
-    engine = Engine(family, max_batch=16, kv_tokens=160, **LIMITS)
-    return family, engine, todo, load.serve(engine, todo, 0, marks=1)
+    family = bench.small()
+    todo = bench.jobs(500, 0, [*family.drafters, "ngram", "none"])
+    engine = Engine(family, max_batch=16, kv_tokens=160, **bench.LIMITS)
+    return family, engine, todo, bench.serve(engine, todo, 0)
 
 
 def test_everybody_ends_and_nobody_is_lost(service):
@@ -30,7 +29,7 @@ def test_everybody_ends_and_nobody_is_lost(service):
 
 def test_texts_are_those_of_requests_served_one_by_one(service):
     family, _, todo, served = service
-    assert load.differences(family, served, todo, 500, **LIMITS) == (0, 500)
+    assert bench.differences(family, served, todo) == (0, 500)
 
 
 def test_a_wrong_text_would_be_seen(service):
@@ -40,16 +39,56 @@ def test_a_wrong_text_would_be_seen(service):
     for i in (whole, given_up):
         request, job = served.requests[i].snapshot(), todo[i]
         request.output_ids[1] = (request.output_ids[1] + 1) % family.vocab_size
-        assert load.differences(family, load.Served([request]), [job], 1, **LIMITS) == (1, 1)
+        assert bench.differences(family, bench.Served([request]), [job]) == (1, 1)
 
 
 def test_memory_stays_flat(service):
     """A second service on the same engine: caches and books are filled, whatever grows now is kept for nothing."""
     _, engine, todo, _ = service
-    objects = [objects for objects, _ in load.serve(engine, todo[:200], 1, keep=False, marks=4).memory]
+    memory = load.Memory(engine, 400)        # looked at five times
+    bench.serve(engine, todo[:200], 1, keep=False, between=memory.look)
+    objects = [row["objects"] for row in memory.rows]
     # a leaked request would leave a dozen objects, with its output
     assert len(objects) >= 4 and objects[-1] - objects[1] < 300, objects
 
 
 def test_growth_is_unknown_where_the_system_does_not_tell():
-    assert load._growth([0] * 9) is None and load._growth([2, 2, 2, 3, 3, 3, 4, 4, 4]) == 2
+    memory = load.Memory(Engine(bench.small()), 9)
+    memory.rows = [{"a": 0, "b": value} for value in (2, 2, 2, 3, 3, 3, 4, 4, 4)]
+    assert memory.growth("a") is None and memory.growth("b") == 2
+
+
+# ---- faults, and other programs
+
+def test_faults_lose_no_request_and_change_no_text(monkeypatch):
+    monkeypatch.setattr(load_faults, "EVERY", 4)
+    report = load_faults.measure(60, 8, 0, pipelines=["auto"])
+    row, = report.rows
+    assert row["faults"] >= 10 and row["kinds"] >= 5 and row["drafters_retired"] >= 1 and row["requests"] > 60
+    assert all(bar.holds for bar in report.bars), report.bars
+
+
+def test_every_broken_draft_is_noticed():
+    """None of the changes leaves a draft as it was, or the benchmark would test nothing."""
+    family = bench.small()
+    for name, change in load_faults.DRAFTS.items():
+        engine = Engine(family, "close", max_batch=2, **bench.LIMITS)
+        drafter = engine.get_drafter("close")
+        propose = drafter.propose
+        drafter.propose = lambda *args, **options: change(propose(*args, **options))
+        with pytest.warns(RuntimeWarning):
+            engine.generate([[5, 6, 7], [8, 9]])
+        assert "close" in engine.retired, name
+
+
+@pytest.mark.parametrize("beside, of_fair_share, quiet, holds", [(20.0, 1.2, 1.0, [True, True]),
+                                                                  (8.0, .48, .5, [False, False])])
+def test_throughput_is_compared_with_the_fair_share(monkeypatch, beside, of_fair_share, quiet, holds):
+    """Two cores, both used alone, and two busy programs: a third of the machine is ours."""
+    measured = {("ours", 0): 50.0, ("ours", 2): beside, ("default", 0): 50 / quiet, ("default", 2): 1.0}
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(load_beside, "_program", lambda environment, busy, seconds: {
+        "threads": 2, "tokens_per_s": measured["default" if environment else "ours", busy]})
+    report = load_beside.measure(2, 1)
+    assert report.rows[1]["of_fair_share"] == pytest.approx(of_fair_share)
+    assert [bar.holds for bar in report.bars] == holds

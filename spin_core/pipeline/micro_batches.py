@@ -205,7 +205,7 @@ class MicroBatches:
         try:
             self.steps.drafters.retire(name, timeout)
         finally:                        # where warnings are errors it raises
-            for other in [step, *others]:
+            for other in list(self.in_flight):
                 self.steps.undo(other)
         return True
 

@@ -36,6 +36,7 @@ class WorkerThread:
 
     def abandon(self) -> None:
         """Let the thread end behind the call that it is in, which may hang; what waits behind it is dropped."""
+        self._end.detach()          # nothing waits for it any more
         try:
             while True:
                 self._queue.get_nowait()

@@ -259,7 +259,7 @@ def p_value(outputs: Tensor, distribution: Tensor) -> float:
     return stats.chisquare(seen[distribution > 0].numpy(), (distribution[distribution > 0] / distribution.sum() * len(outputs)).numpy()).pvalue
 
 
-VOCAB, LENGTH, REQUESTS = 4, 3, 100_000
+VOCAB, LENGTH, REQUESTS = 4, 3, 50_000
 
 
 def chi_square(params: SamplingParams, kind: str, ids=None, reported=None) -> float:

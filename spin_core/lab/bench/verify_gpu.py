@@ -1,7 +1,7 @@
 """The verify kernel against what memory allows and against others, on a GPU.
 
 The floor is the time in which the device copies as many bytes as the needed rows hold
-(:func:`verify.needed_bytes`). Others want probabilities or their logarithms, so their softmax counts as
+(:func:`.verify_cases.needed_bytes`). Others want probabilities or their logarithms, so their softmax counts as
 theirs. Inputs are rotated over several times what a cache holds, and what can be captured is timed as a CUDA
 graph: the device's time alone.
 """
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from spin_core.lab.bench import Bar, Report
-from spin_core.lab.bench.verify import GAMMA, case, needed_bytes
+from spin_core.lab.bench.verify_cases import GAMMA, case, needed_bytes
 from spin_core.verify import chain
 
 VOCABULARIES = (32000, 49152, 128256)
@@ -190,22 +190,22 @@ def _sets(batch: int, vocab: int, dtype: torch.dtype, accept_all: bool, device: 
 
 # ---- block sizes
 
-def tuned(args) -> Report:
-    """The kernel over its block sizes, on the case of the bars."""
+def tuned(device: str, batch: int, vocab: int, repeats: int) -> Report:
+    """The kernel over its block sizes, on one case."""
     from spin_core.verify import kernel
 
-    bandwidth = copy_bandwidth(args.device)
+    bandwidth = copy_bandwidth(device)
     processors = torch.cuda.get_device_properties("cuda").multi_processor_count
     rows = []
     for dtype in (torch.bfloat16, torch.float32):
-        sets = _sets((args.batch or [64])[0], (args.vocab or [128256])[0], dtype, True, args.device)
+        sets = _sets(batch, vocab, dtype, True, device)
         floor = statistics.mean(needed_bytes(x[0], x[1], kernel.verify_chain(*x, GAMMA)) for x in sets) / bandwidth
         for block, tiles in ((2048, 8), (4096, 2), (4096, 4), (8192, 1), (8192, 2), (8192, 4), (16384, 1)):
             for drawn in (1024, 2048, 4096):
                 for each in (1, 2, 4):
                     sizes = dict(block=block, tiles=tiles, drawn=drawn, programs=each * processors)
                     seconds = _seconds(lambda i: kernel.verify_chain(*sets[i], GAMMA, **sizes), len(sets),
-                                       args.repeats, args.device)
+                                       repeats, device)
                     rows.append({"dtype": str(dtype).removeprefix("torch."), "block": block, "tiles": tiles,
                                  "drawn": drawn, "programs_per_processor": each, "kernel_us": seconds * 1e6,
                                  "share_of_floor": floor / seconds})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dis
 import html
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -122,7 +123,7 @@ def few(numbers, most: int = 6, form: str = "") -> str:
 
 def _is_untouched(solution: Callable) -> bool:
     """Whether the function's body is still the exercise's docstring and dots."""
-    code = getattr(solution, "__code__", None)
+    code = getattr(inspect.unwrap(solution), "__code__", None)
     return code is not None and {i.opname for i in dis.get_instructions(code)} <= _EMPTY_BODY
 
 

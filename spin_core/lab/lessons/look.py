@@ -48,6 +48,12 @@ def styled(function: Callable[..., Figure]) -> Callable[..., Figure]:
     return plot
 
 
+def canvas(height: float, rows: int = 1, columns: int = 1, **grid):
+    """A figure as wide as a column of a notebook and ``height`` inches high, and its axes: ``Figure.subplots``."""
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, **grid)
+
+
 def png(figure: Figure, dpi: int = 150, whole: bool = False) -> bytes:
     """The picture as a PNG of 128 colours: a third of the size, and none of these figures looks different. ``whole``: as
     large as it takes to hold what stands out over the figure's edges."""

@@ -12,23 +12,23 @@ from scipy import stats
 
 from spin_core.__main__ import main
 from spin_core.lab.bench import Report
-from spin_core.lab.bench import gpu, verify_gpu
+from spin_core.lab.bench import gpu, verify_cases, verify_gpu
 from spin_core.lab.bench import verify as bench
 from spin_core.draft.base import Draft
 from spin_core.verify import Verdict, chain
 
 
 def test_the_position_loop_gives_the_references_tokens():
-    inputs = bench.case(6, 50, torch.float32, "cpu", seed=1)
+    inputs = verify_cases.case(6, 50, torch.float32, "cpu", seed=1)
     verdict = chain.verify_chain(*inputs)
-    assert as_lists(verdict) == bench.position_loop(*inputs)
-    assert 0 < int(verdict.num_accepted.sum()) < 6 * bench.GAMMA
-    assert [len(text) for text in bench.textbook_loop(*inputs[:3])] != [1] * 6
+    assert as_lists(verdict) == verify_cases.position_loop(*inputs)
+    assert 0 < int(verdict.num_accepted.sum()) < 6 * verify_cases.GAMMA
+    assert [len(text) for text in verify_cases.textbook_loop(*inputs[:3])] != [1] * 6
 
 
 def test_drafts_made_to_be_accepted_are():
-    verdict = chain.verify_chain(*bench.case(6, 50, torch.float32, "cpu", 1, accept_all=True))
-    assert (verdict.num_accepted == bench.GAMMA).all()
+    verdict = chain.verify_chain(*verify_cases.case(6, 50, torch.float32, "cpu", 1, accept_all=True))
+    assert (verdict.num_accepted == verify_cases.GAMMA).all()
 
 
 def test_the_floor_by_hand():
@@ -36,7 +36,7 @@ def test_the_floor_by_hand():
     draft = Draft(torch.zeros(6, dtype=torch.int64), torch.tensor([0, 2, 4, 6]), torch.zeros(2, 10),
                   torch.tensor([-1, 0, -1, 1, -1, -1]))
     verdict = Verdict(torch.tensor([1, 0, 2]), torch.empty(0), torch.empty(0))
-    assert bench.needed_bytes(torch.zeros(9, 10, dtype=torch.bfloat16), draft, verdict) == (2 + 1 + 3) * 20 + 40
+    assert verify_cases.needed_bytes(torch.zeros(9, 10, dtype=torch.bfloat16), draft, verdict) == (2 + 1 + 3) * 20 + 40
 
 
 def arguments(**others) -> Namespace:

@@ -18,7 +18,7 @@ from spin_core.lab.lessons import checking
 from spin_core.lab.lessons.l1_speculation import checks
 
 MODULES = list(pkgutil.walk_packages(lessons.__path__, "spin_core.lab.lessons."))
-NOTEBOOKS = sorted((Path(__file__).parents[3] / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = sorted((Path(__file__).parents[3] / "notebooks").glob("0[1-9]*.ipynb"))
 
 
 def right_replacement(p, q):
@@ -64,6 +64,71 @@ def test_replacement_must_not_change_its_inputs():
         return distribution
 
     assert "changes its inputs" in checks.check_replacement_distribution(solution).message
+
+
+def right_loop(p, q, drafted, rng):
+    emitted = []
+    for j, x in enumerate(drafted):
+        if rng.random() * q[j][x] >= p[j][x]:
+            return [*emitted, rng.choice(len(p[j]), p=right_replacement(p[j], q[j]))]
+        emitted.append(x)
+    return [*emitted, rng.choice(len(p[0]), p=p[len(drafted)])]
+
+
+def loop_with(accepts=lambda u, p, q: u * q < p, rest=right_replacement, goes_on=False):
+    """The loop with another test, another replacement, or one that goes on behind a rejection."""
+    def loop(p, q, drafted, rng):
+        emitted = []
+        for j, x in enumerate(drafted):
+            if accepts(rng.random(), p[j][x], q[j][x]):
+                emitted.append(x)
+                continue
+            emitted.append(rng.choice(len(p[j]), p=rest(p[j], q[j])))
+            if not goes_on:
+                return emitted
+        return [*emitted, rng.choice(len(p[0]), p=p[len(drafted)])]
+    return loop
+
+
+WRONG_LOOPS = {
+    "accepts everything": (loop_with(lambda u, p, q: True), "p = 0"),
+    "accepts with probability p": (loop_with(lambda u, p, q: u < p), "every drafted token is accepted"),
+    "p and q exchanged": (loop_with(lambda u, p, q: u * p < q), "p = 0"),
+    "replaces from p": (loop_with(rest=lambda p, q: p), "not from p"),
+    "goes on behind a rejection": (loop_with(goes_on=True), "ends at the first rejection"),
+    "accepts too seldom": (loop_with(lambda u, p, q: u * q < .8 * p or p == q), "BIASED"),
+    "no bonus": (lambda p, q, drafted, rng: right_loop(p, q, drafted, rng)[:len(drafted)], "one more token"),
+    "a number": (lambda p, q, drafted, rng: 3, "list of token ids"),
+    "no return": (lambda p, q, drafted, rng: right_loop(p, q, drafted, rng) and None, "return statement"),
+    "changes the draft": (lambda p, q, drafted, rng: drafted.append(0) or right_loop(p, q, drafted[:-1], rng), "inputs"),
+    "raises": (lambda *_: 1 / 0, "ZeroDivisionError"),
+}
+
+
+def test_accept_reject_right():
+    assert (answer := checks.check_accept_reject(right_loop)).status == "right" and "LOSSLESS" in answer.message
+    assert checks.check_accept_reject(lambda *given: np.array(right_loop(*given))).status == "right"
+    assert checks.check_accept_reject(lambda p, q, drafted, rng: ...).status == "open"
+
+
+@pytest.mark.parametrize("name", WRONG_LOOPS)
+def test_accept_reject_wrong(name):
+    solution, reason = WRONG_LOOPS[name]
+    answer = checks.check_accept_reject(solution)
+    assert answer.status == "wrong" and reason in answer.message
+
+
+def test_the_distribution_test_tells_a_lossless_loop_from_a_biased_one():
+    assert checks.is_lossless(right_loop).status == "right"
+    answer = checks.is_lossless(loop_with(rest=lambda p, q: p))
+    assert answer.status == "wrong" and "BIASED" in answer.message and "the target gives it 0.50" in answer.message
+
+
+@pytest.mark.parametrize("check, solution", [
+    (checks.check_choose_gamma, lambda alpha, cost: theory.best_gamma(alpha, cost)[0] and None),
+    (checks.check_replacement_distribution, lambda p, q: print(end="") or None)])
+def test_a_missing_return_is_named(check, solution):
+    assert "Is a return statement missing?" in check(solution).message
 
 
 def right_gamma(alpha, cost):
@@ -119,7 +184,7 @@ def test_the_solutions_that_a_lesson_shows_are_right_and_its_exercise_cells_open
                  for m in re.findall(r"<details>.*?```python\n(.*?)```", cell.source, re.DOTALL)]
     checked = [m for source in code for m in re.findall(r"\b(check_\w+)\((\w+)\)", source)]
     checked = [(check, name) for check, name in checked if any(f"def {name}(" in s for s in solutions)]
-    assert len(solutions) == 2 and checked
+    assert len(solutions) >= 2 and checked
     for check, name in checked:
         untouched = next(source for source in code if f"def {name}(" in source)
         untouched = untouched[untouched.index(f"def {name}("):].split("\n\n\n")[0]

@@ -12,9 +12,8 @@ from matplotlib.ticker import MaxNLocator
 
 from spin_core import theory as formulas
 from spin_core.lab.lessons.look import (
-    BLUE, GREEN, ORANGE, PURPLE, RED, SKY, INK, GREY, LIGHT, P_COLOUR, Q_COLOUR, RESIDUAL_COLOUR, WIDTH, MONO,
-    styled, label, look, tint, characters, apart,
-)
+    BLUE, GREEN, GREY, INK, LIGHT, MONO, ORANGE, PURPLE, P_COLOUR, Q_COLOUR, RED, RESIDUAL_COLOUR, SKY, WIDTH,
+    apart, canvas, characters, label, look, styled, tint)
 from spin_core.lab.lessons.l1_speculation.steps import Step
 
 Counts = tuple[Sequence[int], Sequence[int]]
@@ -220,8 +219,7 @@ def outcomes(names: Sequence[str], exact: Sequence[float], samples: Mapping[str,
     ``distances`` are total variation distances; ``noise``: 95 % of samples drawn
     from ``exact`` stay below it.
     """
-    figure = Figure(figsize=(WIDTH, 4.3), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=[2.5, 1])
+    figure, (left, right) = canvas(4.3, 1, 2, width_ratios=[2.5, 1])
     exact, x = np.asarray(exact, float), np.arange(len(names))
     spread = 2 * np.sqrt(exact * (1 - exact) / count)
     left.bar(x, exact, color=tint(P_COLOUR, 0.30), width=0.82, label="exact distribution of the target")
@@ -265,8 +263,7 @@ def expected_tokens(gammas: Sequence[int], measured: Sequence[float], errors: Se
     many places as the largest gamma; both formulas take their alphas from there.
     """
     alpha, by_position = formulas.one_rate(*counts) or 0.0, formulas.rates(*counts)
-    figure = Figure(figsize=(WIDTH, 3.9), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=[1.35, 1])
+    figure, (left, right) = canvas(3.9, 1, 2, width_ratios=[1.35, 1])
     grid = np.arange(max(gammas) + 1)
     left.plot(grid, formulas.expected_tokens(alpha, grid), color=BLUE, linestyle="--",
               label=f"formula, one α = {alpha:.2f} for all places")
@@ -313,8 +310,7 @@ def acceptance_by_position(counts: Mapping[str, Counts], *,
 
     ``counts`` are (tested, accepted) by place, per curve. Dashed: all places of a curve together.
     """
-    figure = Figure(figsize=(WIDTH, 3.7), layout="constrained")
-    ax = figure.subplots()
+    figure, ax = canvas(3.7)
     _positions(ax, counts)
     ax.set_title(title)
     figure.legend(*ax.get_legend_handles_labels(), loc="outside right upper", title="dashed: all places",
@@ -330,8 +326,7 @@ def acceptance_by_request(values: Mapping[str, Sequence[float]], groups: Sequenc
     ``values[drafter][i]`` belongs to request i, ``groups[i]`` names its workload: requests of one must be
     adjacent.
     """
-    figure = Figure(figsize=(WIDTH, 3.9), layout="constrained")
-    ax = figure.subplots()
+    figure, ax = canvas(3.9)
     names, table = list(values), np.array([values[n] for n in values], float)
     order = []
     for group in dict.fromkeys(groups):
@@ -370,8 +365,7 @@ def speed(gammas: Sequence[int],
     ``gammas`` begin with 0, plain decoding. ``measured`` are (tokens per second, low, high) per drafter;
     ``curves`` and ``phases`` (milliseconds per step) are those of the first drafter.
     """
-    figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=[1.35, 1])
+    figure, (left, right) = canvas(4.6, 1, 2, width_ratios=[1.35, 1])
     x, plain = np.arange(len(gammas)), next(iter(measured.values()))[0][0]
     for (name, values), (dash, shade) in zip(curves.items(), (("--", 0.6), ("-", 1.0))):
         left.plot(x, values, dash, color=tint(BLUE, shade), label=name)
@@ -412,8 +406,7 @@ def speed(gammas: Sequence[int],
 @styled
 def theory(alpha: float, cost: float, *, gammas: int = 12) -> Figure:
     """Expected tokens and speed-up by gamma for one alpha and one cost, the best gamma marked."""
-    figure = Figure(figsize=(WIDTH, 3.7), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = canvas(3.7, 1, 2)
     x = np.arange(gammas + 1)
     tokens, gain = formulas.expected_tokens(alpha, x), formulas.speed_up(alpha, x, cost)
     best, peak = formulas.best_gamma(alpha, cost, gammas)

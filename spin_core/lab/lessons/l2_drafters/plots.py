@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from spin_core import theory
-from spin_core.lab.lessons.look import BLUE, GREY, INK, LIGHT, ORANGE, WIDTH, label, look, styled
+from spin_core.lab.lessons.look import BLUE, GREY, INK, LIGHT, ORANGE, canvas, label, look, styled
 
 Curve = tuple[Sequence[float], Sequence[float]]
 
@@ -19,8 +19,7 @@ Curve = tuple[Sequence[float], Sequence[float]]
 def training(curves: Mapping[str, Curve], here: Mapping[str, Curve]) -> Figure:
     """Tokens per verification (gamma 4, held out) by tokens trained on: ``curves`` from the shipped drafters' logs,
     ``here`` what was trained on this machine, as large marks."""
-    figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
-    ax = figure.subplots()
+    figure, ax = canvas(3.4)
     for index, (name, (x, y)) in enumerate(curves.items()):
         colour, marker = look(name, index)
         ax.plot(x, y, color=colour, marker=marker, markersize=5, label=name)
@@ -38,8 +37,7 @@ def training(curves: Mapping[str, Curve], here: Mapping[str, Curve]) -> Figure:
 def vocabulary(sizes: Sequence[int], coverage: Sequence[float], megabytes: Sequence[float], chosen: int) -> Figure:
     """What a draft vocabulary of the ``sizes`` most frequent ids covers of answers, and what a drafted token reads:
     ``megabytes`` of weights of a one-layer drafter."""
-    figure = Figure(figsize=(WIDTH, 3.1), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = canvas(3.1, 1, 2)
     left.plot(sizes, coverage, color=ORANGE, marker="o")
     left.set(ylabel="share of answer tokens covered", ylim=(min(coverage) - .05, 1.01))
     left.set_title("No other token can be accepted")
@@ -59,8 +57,7 @@ def vocabulary(sizes: Sequence[int], coverage: Sequence[float], megabytes: Seque
 @styled
 def fed(agreement: Mapping[str, Sequence[float]]) -> Figure:
     """How often a drafter's favourite is the target's token, by its place in the draft, behind right tokens only."""
-    figure = Figure(figsize=(WIDTH, 3.1), layout="constrained")
-    ax = figure.subplots()
+    figure, ax = canvas(3.1)
     for index, (name, y) in enumerate(agreement.items()):
         colour, marker = look(name, index)
         ax.plot(range(1, len(y) + 1), y, color=colour, marker=marker, label=name)
@@ -74,8 +71,7 @@ def fed(agreement: Mapping[str, Sequence[float]]) -> Figure:
 def pool(cost: Mapping[str, float], accepted: Mapping[str, float], lookups: Collection[str] = ()) -> Figure:
     """Strength against price: each drafter's acceptance rate and its cost c, on the speed-up that the theory gives
     to any such pair at its best gamma. ``lookups`` often propose nothing, which the theory does not know: hollow."""
-    figure = Figure(figsize=(WIDTH, 3.9), layout="constrained")
-    ax = figure.subplots()
+    figure, ax = canvas(3.9)
     ax.set_xscale("log")                    # before the lines are labelled: it moves them
     low = min(min(cost.values()) / 2, .004)
     c, alpha = np.geomspace(low, .6, 90), np.linspace(0.02, .9, 90)
@@ -105,8 +101,7 @@ def best_share(share: Mapping[str, Mapping[str, float]], counts: Mapping[str, in
     """For which ``share[workload][drafter]`` of the requests each drafter is the fastest; the workload's number of
     requests below it. ``published``: the paper's shares for one of its five, by data set; ``modelled``: those of all
     five."""
-    figure = Figure(figsize=(WIDTH, 3.7), layout="constrained")
-    panels = figure.subplots(1, 3 if modelled else 2, width_ratios=[3.4, 2.4, 1.1] if modelled else [4, 1.3])
+    figure, panels = canvas(3.7, 1, 3 if modelled else 2, width_ratios=[3.4, 2.4, 1.1] if modelled else [4, 1.3])
     ax, beside = panels[0], panels[-1]
     _stacked(ax, share, [f"{name}\n{counts[name]}" for name in share])
     ax.set(ylabel="share of requests", xlabel="workload and its number of requests",
@@ -145,8 +140,7 @@ def _stacked(ax: Axes, share: Mapping[str, Mapping[str, float]], ticks: list[str
 @styled
 def pick(prompt: str, speed: Mapping[str, float], chosen: str | None) -> Figure:
     """One request: its prompt, and what each drafter would have made of it. Without a choice the bars are hidden."""
-    figure = Figure(figsize=(WIDTH, 3.6), layout="constrained")
-    above, ax = figure.subplots(2, 1, height_ratios=[1, 2])
+    figure, (above, ax) = canvas(3.6, 2, 1, height_ratios=[1, 2])
     above.axis("off")
     lines = textwrap.wrap(" ".join(prompt.split()), 105)
     shown = lines[:4] if len(lines) <= 4 else [*lines[:3], lines[3][:100] + " ..."]

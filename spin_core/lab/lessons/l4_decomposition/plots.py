@@ -12,7 +12,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from spin_core.decompose.plan import Piece, Plan
-from spin_core.lab.lessons.look import BLUE, GREEN, GREY, INK, LIGHT, ORANGE, PURPLE, RED, SKY, WIDTH, styled, tint
+from spin_core.lab.lessons.look import (
+    BLUE, GREEN, GREY, INK, LIGHT, ORANGE, PURPLE, RED, SKY, WIDTH, canvas, styled, tint)
 
 REQUESTS = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED)      # colours of requests; they repeat
 TALLEST = 6.5                                           # inches, of a picture of rows
@@ -133,8 +134,7 @@ def batching_loss(measured: Mapping[str, Mapping[int, tuple]], modelled: Mapping
     ``measured[form][batch]`` is (mean, lowest, highest) of the share in 0 .. 1, ``modelled[form][batch]`` the
     share; forms are keys of ``WAYS`` or "equal", a batch of equal lengths, where there is nothing to lose.
     """
-    figure = Figure(figsize=(WIDTH, 3.9), layout="constrained")
-    sides = figure.subplots(1, 2, sharey=True)
+    figure, sides = canvas(3.9, 1, 2, sharey=True)
     looks = WAYS | {"equal": (GREY, "x", "lengths all equal: nothing is padded")}
     for form, shares in measured.items():
         colour, marker, words = looks[form]
@@ -172,8 +172,7 @@ def verify_latency(by_batch: Mapping[int, Mapping[str, float]], by_skew: Mapping
     another machine: a panel for each.
     """
     high = 2 + len(elsewhere) // 2
-    figure = Figure(figsize=(WIDTH, 3.7 * high), layout="constrained")
-    grid = figure.subplots(high, 2, width_ratios=(1, 1.25))
+    figure, grid = canvas(3.7 * high, high, 2, width_ratios=(1, 1.25))
     _dots(grid[0, 0], by_batch, "requests in the batch", f"measured: {here}, Alpaca-like")
     _dots(grid[0, 1], by_skew, "skew of lengths", f"measured: {here}, batch {max(by_batch)}")
     for panel, (there, skews) in zip(grid.flat[3:], elsewhere.items()):
@@ -231,8 +230,7 @@ def verify_memory(batches: Sequence[int], held: Mapping[str, Sequence[float]],
     beside them, ``extra``, both by way, with a ``budget``; right: ``modelled`` bytes with the weights and the
     memory of some ``cards``; ``published`` is the batch size at which the paper's padded batch runs out of
     memory."""
-    figure = Figure(figsize=(WIDTH, 4.3), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = canvas(4.3, 1, 2)
     x, names = np.arange(len(batches)), list(held)
     for j, way in enumerate(names):
         width = 0.84 / len(names)

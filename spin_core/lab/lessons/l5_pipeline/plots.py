@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 
 from spin_core.pipeline.heuristic import Decision
 from spin_core.pipeline.schedule import DRAFT, STAGES, VERIFY, Schedule
-from spin_core.lab.lessons.look import BLUE, GREEN, GREY, INK, ORANGE, RED, SKY, WIDTH, styled, tint
+from spin_core.lab.lessons.look import BLUE, GREEN, GREY, INK, ORANGE, RED, SKY, canvas, styled, tint
 
 COLOURS = {DRAFT: ORANGE, VERIFY: BLUE}
 Spread = tuple[Sequence[float], Sequence[float], Sequence[float]]
@@ -26,8 +26,7 @@ def gantt(schedules: Mapping[str, Schedule], *, title: str = "") -> Figure:
     """
     if not schedules:
         raise ValueError("gantt: needs at least one schedule")
-    figure = Figure(figsize=(WIDTH, 0.75 + 1.12 * len(schedules)), layout="constrained")
-    ax = figure.subplots()
+    figure, ax = canvas(0.75 + 1.12 * len(schedules))
     longest = max(s.seconds for s in schedules.values())
     for row, (name, schedule) in enumerate(schedules.items()):
         base = 3.1 * (len(schedules) - 1 - row)
@@ -75,8 +74,7 @@ def microbatches(counts: Sequence[int], measured: Spread, sequential: float, mod
     ``sequential`` is the engine without a pipeline; ``modelled`` are curves relative to it, ``published`` points
     relative to one micro-batch. ``chosen`` are the heuristic's counts.
     """
-    figure = Figure(figsize=(WIDTH, 3.9), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = canvas(3.9, 1, 2)
     median, low, high = (np.asarray(v, float) for v in measured)
     x = np.arange(len(counts))
     left.bar(x, median, 0.62, color=[tint(GREEN, 0.9) if c in chosen else tint(BLUE, 0.45) for c in counts])
@@ -114,8 +112,7 @@ def heuristic(decisions: Sequence[Decision], fixed: Mapping[int, float], auto: f
     """
     if not decisions:
         raise ValueError("heuristic: needs at least one decision")
-    figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=[1.2, 1])
+    figure, (left, right) = canvas(3.4, 1, 2, width_ratios=[1.2, 1])
     last = decisions[-1]
     counts, rates = list(last.throughput), list(last.throughput.values())
     left.plot(counts, rates, "-o", color=BLUE)

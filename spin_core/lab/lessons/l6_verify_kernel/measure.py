@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from spin_core.lab.bench.timing import interleaved
-from spin_core.lab.bench.verify import case, position_loop, textbook_loop
+from spin_core.lab.bench.verify_cases import case, position_loop, textbook_loop
 from spin_core.lab.lessons.stored import stored
 from spin_core.verify import chain
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from spin_core.lab.lessons.look import BLUE, GREEN, GREY, INK, ORANGE, RED, SERIES, WIDTH, styled, tint
+from spin_core.lab.lessons.look import BLUE, GREEN, GREY, INK, ORANGE, RED, SERIES, canvas, styled, tint
 
 
 @styled
@@ -21,8 +21,7 @@ def reads(requests: Sequence[tuple[int, int]], logits: Sequence[Sequence[float]]
     each draft.
     """
     most = max(drafted for drafted, _ in requests) + 1
-    figure = Figure(figsize=(WIDTH, 1.5 + 0.42 * len(requests)), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True, width_ratios=[most, max(1, most - 1)])
+    figure, (left, right) = canvas(1.5 + 0.42 * len(requests), 1, 2, sharey=True, width_ratios=[most, max(1, most - 1)])
     for axes, rows, colour, title in ((left, logits, BLUE, "Rows of the target's logits"),
                                       (right, q, ORANGE, "Rows of the drafter's q")):
         for b, times in enumerate(rows):
@@ -39,8 +38,7 @@ def reads(requests: Sequence[tuple[int, int]], logits: Sequence[Sequence[float]]
         axes.set_xticklabels([f"draft {j + 1}" if j < most - 1 else "" for j in range(len(axes.get_xticks()))],
                              fontsize=9)
         axes.grid(False)
-        for side in axes.spines.values():
-            side.set_visible(False)
+        axes.spines[:].set_visible(False)
     left.set_yticklabels([f"{drafted} drafted, {accepted} accepted" for drafted, accepted in requests])
     figure.supxlabel("In a row: how many times it is loaded. •: one number of it, for the accept test. Empty: nothing "
                      "of it.\nThe last row of a request is for the bonus token.", fontsize=9.5, color=INK)
@@ -58,8 +56,7 @@ def bias(rules: Mapping[str, tuple[float, float]]) -> Figure:
     """``rules[name]``: total variation distance between the emitted token's distribution and p, and share accepted."""
     names = list(rules)
     distance, rate = (np.array([rules[name][i] for name in names]) for i in range(2))
-    figure = Figure(figsize=(WIDTH, 1.3 + 0.34 * len(names)), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
+    figure, (left, right) = canvas(1.3 + 0.34 * len(names), 1, 2, sharey=True)
     exact = distance < 1e-9
     at = np.arange(len(names))
     for axes, values, title in ((left, distance, "Distance from the target's distribution"),
@@ -82,8 +79,7 @@ def times(cpu: Mapping[str, Sequence[float | None]], labels: Sequence[str],
           gpu: Mapping[str, tuple[Sequence[str], Sequence[float | None]]]) -> Figure:
     """``cpu[way]``: milliseconds of verifying each of the batches ``labels``. ``gpu[series]``: cases and time
     over the memory's floor; empty while no GPU was at hand."""
-    figure = Figure(figsize=(WIDTH, 3.9), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=[1.1, 1])
+    figure, (left, right) = canvas(3.9, 1, 2, width_ratios=[1.1, 1])
     at = np.arange(len(labels))
     for i, (way, values) in enumerate(cpu.items()):
         left.plot(at, values, "osD^"[i % 4], linestyle="none", markersize=8,

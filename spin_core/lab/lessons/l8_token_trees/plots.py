@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from spin_core.lab.lessons.look import (BLUE, GREEN, GREY, INK, LIGHT, MONO, ORANGE, PURPLE, Q_COLOUR, RED, SERIES, SKY,
-                                  WIDTH, label, styled, tint)
+from spin_core.lab.lessons.look import (
+    BLUE, GREEN, GREY, INK, LIGHT, MONO, ORANGE, PURPLE, Q_COLOUR, RED, SERIES, SKY, WIDTH, canvas, label,
+    styled, tint)
 
 if TYPE_CHECKING:
     from spin_core.lab.lessons.l8_token_trees.steps import TreeStep, Trial
@@ -29,8 +30,7 @@ def tree(step: "TreeStep", drafters: Sequence[str], note: str = "") -> Figure:
     order = _leaves_first(step.parents)
     row = {node: i for i, node in enumerate(order)}
     high = max(2.9, 1.35 + 0.3 * count)
-    figure = Figure(figsize=(WIDTH, min(high, 9)), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=[1.55, 1])
+    figure, (left, right) = canvas(min(high, 9), 1, 2, width_ratios=[1.55, 1])
     path = set(step.path)
     size = 9.5 if count <= 16 else 7.5
     at = {-1: (0.0, -0.1 if not count else row[order[0]])} | {n: (levels[n] + 1.0, row[n]) for n in range(count)}
@@ -64,8 +64,7 @@ def tree(step: "TreeStep", drafters: Sequence[str], note: str = "") -> Figure:
              title=f"{note}{count} nodes, {len(step.path)} accepted, then the target's own")
     left.set_xticklabels([f"depth {d}" for d in range(1, max(levels, default=0) + 2)])
     left.grid(False)
-    for side in left.spines.values():
-        side.set_visible(False)
+    left.spines[:].set_visible(False)
     names = [Patch(facecolor=tint(DRAFTER_COLOURS[i % len(DRAFTER_COLOURS)], 0.55), label=name)
              for i, name in enumerate(drafters)]
     left.legend(handles=[*names, Line2D([], [], color=GREEN, linewidth=2.4, label="accepted")], loc="upper center",

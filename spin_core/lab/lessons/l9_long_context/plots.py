@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from spin_core.lab.lessons.look import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, SKY, WIDTH, styled, tint
+from spin_core.lab.lessons.look import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, SKY, canvas, styled, tint
 
 SYSTEMS = {"vanilla": ORANGE, "MagicDec": SKY, "SPIRe": GREEN}
 PUBLISHED = dict(facecolor="#D9D9D9", edgecolor=GREY, hatch="///", linewidth=0.8)
@@ -17,8 +17,7 @@ PUBLISHED = dict(facecolor="#D9D9D9", edgecolor=GREY, hatch="///", linewidth=0.8
 def multipliers(settings: Mapping[str, tuple[Mapping[str, float], Mapping[str, float]]], contexts: Sequence[int],
                 ratios: Mapping[str, Sequence[float]]) -> Figure:
     """Left: (modelled, published) throughput over plain decoding by setting. Right: SPIRe over MagicDec by context."""
-    figure = Figure(figsize=(WIDTH, 3.9), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=[1.25, 1])
+    figure, (left, right) = canvas(3.9, 1, 2, width_ratios=[1.25, 1])
     ticks, names = [], []
     for g, (setting, (ours, theirs)) in enumerate(settings.items()):
         for i, (system, colour) in enumerate(SYSTEMS.items()):
@@ -46,8 +45,7 @@ def multipliers(settings: Mapping[str, tuple[Mapping[str, float], Mapping[str, f
 @styled
 def roofline(passes: Mapping[str, tuple[float, float, float]], gains: Mapping[str, float], title: str = "") -> Figure:
     """Each pass (arithmetic, weights, cache) as two bars in units of the first one's time, and the three gains."""
-    figure = Figure(figsize=(WIDTH, 3.7), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=[2.2, 1])
+    figure, (left, right) = canvas(3.7, 1, 2, width_ratios=[2.2, 1])
     unit = max(next(iter(passes.values()))[0], sum(next(iter(passes.values()))[1:]))
     for y, (arithmetic, weights, cache) in enumerate(passes.values()):
         left.barh(y - .2, arithmetic / unit, .36, color=tint(PURPLE, .85), label="arithmetic" if y == 0 else None)
@@ -77,8 +75,7 @@ def roofline(passes: Mapping[str, tuple[float, float, float]], gains: Mapping[st
 @styled
 def costs(contexts: Sequence[int], by_batch: Mapping[int, Mapping[str, Sequence[float]]]) -> Figure:
     """MagicDec's three quantities by context, a line per batch: keys "draft", "verify", "multiplier"."""
-    figure = Figure(figsize=(WIDTH, 3.5), layout="constrained")
-    panels = figure.subplots(1, 3)
+    figure, panels = canvas(3.5, 1, 3)
     titles = {"draft": "A drafted token", "verify": "A verification", "multiplier": "Throughput"}
     labels = {"draft": "over a plain pass", "verify": "over a plain pass", "multiplier": "over plain decoding"}
     for panel, key in zip(panels, titles):
@@ -97,8 +94,7 @@ def costs(contexts: Sequence[int], by_batch: Mapping[int, Mapping[str, Sequence[
 def ladder(published: Mapping[str, tuple[float, float]], ours: Mapping[str, float]) -> Figure:
     """SPIRe's ablation: published tau and modelled throughput by rung, and ``ours``, tokens per verification of
     drafters trained here (empty: none has been recorded)."""
-    figure = Figure(figsize=(WIDTH, 3.7), layout="constrained")
-    panels = figure.subplots(1, 3 if ours else 2, sharey=True)
+    figure, panels = canvas(3.7, 1, 3 if ours else 2, sharey=True)
     y = np.arange(len(published))
     columns = [("Tokens per verification", [t for t, _ in published.values()], PUBLISHED, "published"),
                ("Throughput over plain", [g for _, g in published.values()], dict(color=tint(GREEN, .85)),
@@ -120,8 +116,7 @@ def ladder(published: Mapping[str, tuple[float, float]], ours: Mapping[str, floa
 @styled
 def our_family(rows: Sequence[Mapping], batch: int, gamma: int) -> Figure:
     """Speed-up over plain decoding by drafter: "modelled", and where the engine was timed, "own" and "measured"."""
-    figure = Figure(figsize=(WIDTH, 0.42 * len(rows) + 1.6), layout="constrained")
-    panel = figure.subplots()
+    figure, panel = canvas(0.42 * len(rows) + 1.6)
     y = np.arange(len(rows))
     looks = {"modelled": (tint(GREEN, .45), "modelled, tokens per verification of all texts"),
              "own": (tint(GREEN, .85), "modelled, those of the timed run"), "measured": (tint(BLUE, .85), "measured")}
@@ -144,8 +139,7 @@ def acceptance(rows: Sequence[Mapping], bar: float, here: Sequence[Mapping] = ()
     """How often the target agrees with its own sparse drafts, by texts, greedy or sampled, and by window; tokens per
     verification beside.
     ``here``: such rows measured on the spot, as stars on the bars that they belong to."""
-    figure = Figure(figsize=(WIDTH, 0.33 * len(rows) + 1.7), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
+    figure, (left, right) = canvas(0.33 * len(rows) + 1.7, 1, 2, sharey=True)
     groups = list(dict.fromkeys(row["texts"] for row in rows))
     y = [i + 0.6 * groups.index(row["texts"]) for i, row in enumerate(rows)]       # a gap between the groups
     for panel, key in ((left, "acceptance"), (right, "tokens_per_verification")):
