@@ -41,17 +41,14 @@ class Engine:
     ``Engine(family)`` with the family's first drafter where the target is spread over processes: they have no clock
     in common to decide by.
 
-    ``drafter`` names the drafter of every request that is submitted without one of its own. Names are those of the
-    family's drafters, "ngram" (prompt lookup), "none" (plain decoding), and compositions such as "ngram+NAME": what
-    lookup (or a table) finds, else what the other drafts; "tree:..." drafts token trees (:mod:`spin_core.draft.trees`),
-    "sparse:..." looks at a part of the cache (:mod:`spin_core.kv.ring`), "vote:..." lets several decide
-    (:mod:`spin_core.draft.vote`); how such names are written, :func:`spin_core.draft.pool.names` tells. ``gamma``:
-    drafted tokens per step, 4 by default; of a tree its depth at most, by default all of it.
+    ``drafter`` names the drafter of every request that is submitted without one of its own: one of the family's,
+    "ngram" (prompt lookup), "none" (plain decoding), or made of these, as :mod:`spin_core.draft.composite`, ``trees``,
+    ``sparse`` and ``vote`` say. ``gamma``: drafted tokens per step, 4 by default; of a tree its depth, by default all.
 
     A ``selector`` (a policy's name, or a :class:`spin_core.select.Selector`) chooses anew in every step which drafter
     drafts for a request and how many tokens, except for requests submitted with a drafter of their own. For a policy's
-    name the pool is ``arms``, by default all of the family's drafters and "ngram", and ``gamma`` holds for all of them; by
-    default those that take passes draft 2 tokens and those that look up 4, with "spin" fewer where that pays more.
+    name the pool is ``arms``, by default all of the family's drafters and "ngram", and ``gamma`` holds for all of them;
+    by default models draft 2 tokens and lookups 4, with "spin" fewer where that pays more.
     ``capacities`` bounds the requests a drafter serves at once. ``fast_switching``: a drafter reads the text of a
     request that moves to it in a second thread, beside the steps; False makes the steps wait for it.
 
@@ -74,8 +71,8 @@ class Engine:
     ``trace_limit`` bounds the events that the trace keeps, None keeps all (:class:`spin_core.trace.Trace`).
 
     Threads: :meth:`submit`, :meth:`cancel`, :meth:`step`, :meth:`generate` and :meth:`stream` may be called from any
-    thread. One step runs at a time; a second call waits for its turn, and every step serves all requests. A step that is
-    called from within a step, by a drafter for example, raises RuntimeError. ``close()``, or leaving the engine's
+    thread. One step runs at a time; a second call waits for its turn, and every step serves all requests. A step that
+    is called from within a step, by a drafter for example, raises RuntimeError. ``close()``, or leaving the engine's
     ``with`` block, ends its requests and its threads.
 
     Raises ValueError for unknown drafters and strategies, for a drafter beside a selector, and for impossible limits. A

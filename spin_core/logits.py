@@ -15,6 +15,7 @@ from torch import Tensor
 
 from spin_core.draft import Draft, Tree
 from spin_core.request import Request, SamplingParams
+from spin_core.sampling import SamplingBatch, probabilities
 
 # settings of a generation config that change a greedy text and are not applied here, with the values that do nothing
 NOT_SERVED = {"min_length": 0, "min_new_tokens": 0, "bad_words_ids": (), "sequence_bias": (), "num_beams": 1,
@@ -95,3 +96,18 @@ def log_probs(logits: Tensor, path: Sequence[int], tokens: Sequence[int]) -> lis
     rows = logits[[0, *(1 + node for node in path)][:len(tokens)]]
     rows = rows.to(torch.promote_types(rows.dtype, torch.float32)).log_softmax(-1)
     return rows[range(len(rows)), tokens].tolist()
+
+
+def distributions(draft: Draft, logits: Tensor, sampling: SamplingBatch, b: int) -> dict[str, Tensor]:
+    """p ``[g + 1, V]`` and q ``[g, V]`` at the positions that request b drafted, both over the target's ids."""
+    first, last = int(draft.cu[b]), int(draft.cu[b + 1])
+    rows = torch.full((last - first + 1,), b, device=logits.device)
+    p = probabilities(logits[first + b:last + b + 1], sampling.rows(rows))
+    q = p.new_zeros(last - first, p.shape[1])
+    for i, n in enumerate(range(first, last)):
+        if draft.prob_row[n] < 0:
+            q[i, draft.tokens[n]] = 1
+        else:
+            probs = draft.probs[draft.prob_row[n]].to(q)
+            q[i] = probs if draft.ids is None else q[i].index_copy(0, draft.ids, probs)
+    return {"p": p, "q": q}
