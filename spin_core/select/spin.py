@@ -28,6 +28,7 @@ import numpy as np
 from numpy import ndarray
 
 from spin_core.select.base import Outcome, RequestView
+from spin_core.select.costs import AffineCost
 from spin_core.select.greedy import Greedy, drawn_first, untried_first
 from spin_core.select.schedule import Epochs
 from spin_core.theory import speed_up
@@ -38,15 +39,20 @@ MAX_SWITCH_COST = 0.05      # as a share of the seconds that plain decoding woul
 class Spin(Greedy):
     """Epochs and matching. ``prior``: how many steps the pooled estimate of all requests weighs in each request's own;
     the pooled estimate fades to 1/e over ``memory`` steps with a drafter. ``shorten``: draft fewer than gamma tokens
-    if more do not pay, as in a large batch with expensive rows; the paper's lengths are fixed."""
+    if more do not pay, as in a large batch with expensive rows; the paper's lengths are fixed. ``own_devices``: every
+    drafter computes on a device of its own, so a step is as long as its slowest drafter, and the batch chooses
+    together (:meth:`_together`)."""
 
     def __init__(self, arms: Sequence[str], *, explore: int = 1, first: int = 8, growth: float = 2.0,
-                 prior: float = 16.0, memory: float = 2000.0, shorten: bool = False, **options) -> None:
+                 prior: float = 16.0, memory: float = 2000.0, shorten: bool = False, own_devices: bool = False,
+                 **options) -> None:
         super().__init__(arms, **options)
         if prior < 0 or memory <= 0:
             raise ValueError(f"spin: prior must not be negative and memory positive; got {prior} and {memory}")
         self.epochs, self.prior, self.keep = Epochs(explore, first, growth), prior, np.exp(-1 / memory)
         self.shorten, self.drafters = shorten, len(self.arms) - 1
+        self.own_devices, self.step = own_devices, AffineCost()
+        self.passes = [AffineCost() for _ in self.arms]         # seconds of a drafter's passes in a step, by requests
         self.totals = np.zeros((5, len(self.arms)))     # pooled: steps, tokens, own seconds, tested, drafted
 
     def rates(self, views: Sequence[RequestView]) -> ndarray:
@@ -60,12 +66,41 @@ class Spin(Greedy):
     def weights(self, views: Sequence[RequestView]) -> ndarray:
         rates, price = self.rates(views), self._price(views)
         known = np.where(np.isinf(rates), 0, rates)
-        weights = untried_first(np.where(np.isinf(rates), rates, known / (1 + known * price)), self.rng)
+        if self.own_devices and np.isfinite(rates[:, self.open]).all():
+            weights = self._together(views)
+        else:
+            weights = untried_first(np.where(np.isinf(rates), rates, known / (1 + known * price)), self.rng)
         if self.epochs.tick(math.ceil(self.drafters / len(views))):
             steps = self.ledger.steps[self.ledger.rows(v.request for v in views)]
             drawn = drawn_first(weights, steps, self.none, self.rng)
             return np.where(self._affordable(price, self.ledger.common_rate(len(views))), drawn, weights)
         return weights
+
+    def _together(self, views: Sequence[RequestView]) -> ndarray:
+        """Expected tokens of a step ``[B, arms]``, with the drafters that the batch had better do without below.
+
+        If each request took the drafter with the most tokens per second *of its own share*, a drafter shared by many
+        would look cheap and every other expensive, though an idle device costs nothing. What counts is tokens of the
+        batch over seconds of the step, which its slowest drafter determines. So the drafters are sorted by the seconds
+        of their passes, and every limit is tried: requests take the drafter with the most tokens among those within
+        the limit, and the limit with the most tokens per second wins.
+        """
+        rows = self.ledger.rows(v.request for v in views)
+        steps, tokens = self._prior()[:2]
+        expected = (self.ledger.tokens[rows] + tokens) / np.maximum(self.ledger.steps[rows] + steps, 1e-9)
+        expected[:, self.none] = 1.0
+        seconds = np.array([cost(len(views)) for cost in self.passes])
+        best, chosen = -1.0, seconds <= 0
+        for limit in np.unique(seconds[self.open]):
+            allowed = self.open & (seconds <= limit)
+            tokens = np.where(allowed, expected, 0)
+            taken = np.bincount(tokens.argmax(1), minlength=len(self.arms))
+            slowest = max(cost(n) for cost, n in zip(self.passes, taken.tolist()) if n)
+            drafted = taken @ self.gamma
+            rate = tokens.max(1).sum() / max(slowest + self.step(len(views) + drafted), 1e-12)
+            if rate > best:
+                best, chosen = rate, allowed
+        return expected - np.where(chosen, 0, np.ptp(expected) + 1)
 
     def _affordable(self, price: ndarray, plain: float) -> ndarray:
         """Which requests may explore which drafters, bool ``[B, arms]``, at a ``price [B, arms]`` of reading, if plain
@@ -107,6 +142,11 @@ class Spin(Greedy):
         _, tokens, own, tested = self.ledger.add(outcomes, arms)
         self.totals *= self.keep ** np.bincount(arms, minlength=len(self.arms))
         drafted = [o.drafted for o in outcomes]
+        if self.own_devices:
+            self.step.learn(outcomes[0].rows, outcomes[0].target_seconds)
+            seconds = np.bincount(arms, [o.draft_seconds for o in outcomes], len(self.arms))
+            for arm, count in enumerate(np.bincount(arms, minlength=len(self.arms)).tolist()):
+                self.passes[arm].learn(count, seconds[arm])
         np.add.at(self.totals.T, arms, np.stack([np.ones(len(arms)), tokens, own, tested, drafted], 1))
 
     def describe(self) -> str:

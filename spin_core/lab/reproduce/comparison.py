@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from spin_core.files import writing
 from spin_core.lab.results import figures
 from spin_core.lab.lessons.stored import stored
 from spin_core.provenance import ROOT
@@ -238,9 +239,9 @@ def current(readme: str) -> str:
 def write(readme: Path = README, directory: str | Path | None = None) -> None:
     """Put the table of today's figures into the README."""
     before, _, after = _parts(readme.read_text("utf-8"))
-    part = readme.with_suffix(".part")
-    part.write_text(f"{before}{START}\n{table(directory)}\n{END}{after}", "utf-8")
-    part.replace(readme)
+    text = f"{before}{START}\n{table(directory)}\n{END}{after}"
+    with writing(readme) as part:
+        part.write_text(text, "utf-8")
 
 
 def _parts(readme: str) -> tuple[str, str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 import time
 from dataclasses import dataclass
@@ -12,13 +13,13 @@ from typing import Any
 
 import nbformat
 
+from spin_core.files import locked, save_json
 from spin_core.lab.results import figures
 from spin_core.lab.reproduce import NotebookError
 from spin_core.lab.reproduce.kernel import execute, write_html
 from spin_core.lab.reproduce.notebooks import notebook_digest, package_digest, parameters
 from spin_core.lab.reproduce.progress import Progress, clock
 
-PARAMETERS = ("profile", "device", "figures_dir")
 CELL_SECONDS = {"quick": 600, "default": 1800, "full": 12 * 3600}
 """How long one cell may take in each profile (the keys are the profiles), so that nothing hangs for ever."""
 
@@ -64,51 +65,33 @@ class State:
 
     def record(self, name: str, **entry: Any) -> None:
         self.entries[name] = self.entries.get(name, {}) | entry
-        part = self.path.with_suffix(".part")
-        part.write_text(json.dumps(self.entries, indent=1, sort_keys=True) + "\n", "utf-8")
-        part.replace(self.path)
+        save_json(self.path, dict(sorted(self.entries.items())))
 
 
-def run_all(
-    notebooks: list[Path],
-    output: Path,
-    *,
-    profile: str = "default",
-    device: str = "cpu",
-    fresh: bool = False,
-    cell_seconds: int | None = None,
-) -> list[Job]:
-    """Run ``notebooks`` in the order given and return what came of each; see the package's docstring."""
+def run_all(notebooks: list[Path], output: Path, *, profile: str = "default", device: str = "cpu", fresh: bool = False,
+            cell_seconds: int | None = None) -> list[Job]:
+    """Run ``notebooks`` in the order given and return what came of each; see the package's docstring.
+
+    Only one process at a time may do so with these ``output`` and ``profile``: BlockingIOError for a second one.
+    """
     runs, figures_dir = output / "runs" / profile, output / "figures"
-    runs.mkdir(parents=True, exist_ok=True)
     figures_dir.mkdir(parents=True, exist_ok=True)
-    state = State(runs / "state.json")
-    package = package_digest()
-    jobs = [Job(path.resolve()) for path in notebooks]
-    with Progress([job.name for job in jobs], state.seconds()) as progress:
-        for job in jobs:
-            try:
-                source = nbformat.read(job.path, as_version=4)
-                declared = parameters(source)
-                digest = notebook_digest(source, package, profile, device)
-                if not fresh and state.finished(job.name, digest, runs, figures_dir):
-                    job.status = "unchanged"
-                else:
-                    values = {"profile": profile, "device": device,
-                              # relative, so that no executed copy shows where this checkout lies
-                              "figures_dir": os.path.relpath(figures_dir, job.path.parent)}
-                    values = {name: values[name] for name in PARAMETERS if name in declared}
-                    progress.start(job.name, len(source.cells))
-                    _run_one(job, values, runs, cell_seconds or CELL_SECONDS[profile], profile, progress)
-                    made = [d["name"] for d in figures.read(figures_dir) if d["notebook"] == job.name]
-                    state.record(job.name, digest=digest, seconds=round(job.seconds, 1), figures=made)
-                    job.status = "finished"
-            except Exception as error:      # whatever went wrong with one notebook, the others still run
-                job.status = "failed"
-                expected = isinstance(error, NotebookError)
-                job.error = str(error) if expected else f"{type(error).__name__}: {error}"
-                state.record(job.name, digest=None)
-            progress.finish(job.name, **_report(job))
+    with locked(runs):
+        for left in runs.glob(".part-*"):       # of a run that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        state, package = State(runs / "state.json"), package_digest()
+        jobs = [Job(path.resolve()) for path in notebooks]
+        with Progress([job.name for job in jobs], state.seconds()) as progress:
+            for job in jobs:
+                try:
+                    _run_one(job, state, package, runs, figures_dir, profile, device, fresh,
+                             cell_seconds or CELL_SECONDS[profile], progress)
+                except Exception as error:      # whatever went wrong with one notebook, the others still run
+                    job.status = "failed"
+                    expected = isinstance(error, NotebookError)
+                    job.error = str(error) if expected else f"{type(error).__name__}: {error}"
+                    state.record(job.name, digest=None)
+                progress.finish(job.name, **_report(job))
     return jobs
 
 
@@ -118,9 +101,26 @@ def _report(job: Job) -> dict[str, Any]:
     return {"words": "unchanged, nothing to do" if job.status == "unchanged" else f"FAILED, {job.error}"}
 
 
-def _run_one(
-    job: Job, values: dict[str, Any], runs: Path, cell_seconds: int, profile: str, progress: Progress
-) -> None:
+def _run_one(job: Job, state: State, package: str, runs: Path, figures_dir: Path, profile: str, device: str, fresh: bool,
+             cell_seconds: int, progress: Progress) -> None:
+    """Run one notebook, unless it is finished already, and record it."""
+    source = nbformat.read(job.path, as_version=4)
+    declared = parameters(source)
+    digest = notebook_digest(source, package, profile, device)
+    if not fresh and state.finished(job.name, digest, runs, figures_dir):
+        job.status = "unchanged"
+        return
+    values = {"profile": profile, "device": device,
+              # relative, so that no executed copy shows where this checkout lies
+              "figures_dir": os.path.relpath(figures_dir, job.path.parent)}
+    progress.start(job.name, len(source.cells))
+    _execute(job, {name: value for name, value in values.items() if name in declared}, runs, cell_seconds, profile, progress)
+    made = [d["name"] for d in figures.read(figures_dir) if d["notebook"] == job.name]
+    state.record(job.name, digest=digest, seconds=round(job.seconds, 1), figures=made)
+    job.status = "finished"
+
+
+def _execute(job: Job, values: dict[str, Any], runs: Path, cell_seconds: int, profile: str, progress: Progress) -> None:
     """Execute into a scratch folder, then move the executed copy and its page into place."""
     started = time.monotonic()
     failed = runs / f"{job.name}.failed.ipynb"

@@ -8,6 +8,7 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
+from spin_core.files import writing
 from spin_core.lab.reproduce import ROOT, NotebookError
 
 MAX_STORED_BYTES = 2_000_000
@@ -43,9 +44,8 @@ def store(source: Path, executed: Path) -> None:
     size = len(text.encode())
     if size >= MAX_STORED_BYTES:
         raise NotebookError(f"{source} would be {size / 1e6:.1f} MB with its outputs; the limit is 2 MB")
-    part = source.with_suffix(".part")
-    part.write_text(text + "\n", "utf-8")
-    part.replace(source)
+    with writing(source) as part:
+        part.write_text(text + "\n", "utf-8")
 
 
 def _check_stored(where: str, output: NotebookNode) -> None:

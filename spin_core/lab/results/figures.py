@@ -32,13 +32,14 @@ import json
 import math
 import os
 import re
-import tempfile
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
 
 from spin_core import provenance
+from spin_core.files import writing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -93,14 +94,11 @@ def save(
 
     folder = Path(directory) if directory is not None else default_directory()
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=f".{name}-") as scratch:
-        part = {end: Path(scratch) / f"{name}.{end}" for end in ("svg", "png", "json")}
-        _render(fig, part["svg"], salt=name)
-        _render(fig, part["png"], salt=name)
-        text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
-        part["json"].write_text(text + "\n", "utf-8")
-        for end, path in part.items():
-            path.replace(folder / f"{name}.{end}")
+    with ExitStack() as stack:      # they appear in the opposite order, when the block ends
+        numbers, png, svg = (stack.enter_context(writing(folder / f"{name}.{end}")) for end in ("json", "png", "svg"))
+        _render(fig, svg, salt=name)
+        _render(fig, png, salt=name)
+        numbers.write_text(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
     return folder / f"{name}.json"
 
 
@@ -134,9 +132,8 @@ def index(directory: str | Path | None = None) -> Path:
     entries = [_entry(document) for document in read(folder)]
     page = Template(Path(__file__).with_name("page.html").read_text("utf-8")).substitute(
         count=len(entries), entries="\n".join(entries) or "<p>No figures yet.</p>")
-    part = folder / ".index.html.part"
-    part.write_text(page, "utf-8")
-    part.replace(folder / "index.html")
+    with writing(folder / "index.html") as part:
+        part.write_text(page, "utf-8")
     return folder / "index.html"
 
 

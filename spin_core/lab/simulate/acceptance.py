@@ -1,4 +1,4 @@
-"""Made-up recordings at the paper's scale: who would have accepted what, where the models are not at hand.
+"""Made-up recordings at the paper's scale: accepted drafts of models that are not at hand.
 
 No recording of the paper's models is public. What is: for the 265M drafter against LLaMA-7B, the mean number
 of consecutive greedy matches and the hit rate on three data sets (its model card), and for how many requests
@@ -8,7 +8,7 @@ which part is ours:
 * Along a text a drafter's hits come in runs: a two-state chain with hit rate h and correlation rho, so that
   P(hit | hit) = h + rho (1 - h). We read "consecutive matches" as the mean length of a run of hits.
 * Requests differ: logit h = mean + difficulty (shared by all drafters) + taste (its own). Ours: both spreads.
-* Bigger drafters hit more: the logit of the mean hit rate grows by ``GAIN`` per factor e in size (ours).
+* Larger drafters hit more: the logit of the mean hit rate grows by ``GAIN`` per factor e in size (ours).
   265M stands ``lead`` above this line. On Alpaca and on CP the lead is set so that 265M is the best, in
   goodput, for the published share of requests; CIP's is the mean of both.
 * Lengths of prompts and answers are log-normal. Ours: medians and spreads.
@@ -64,10 +64,12 @@ NAMES = (*DATA_SETS, "Mix")         # Mix: a third of each, in turn
 SHARES = {"Alpaca": 0.03, "CP": 0.40}
 
 
-def recording(name: str, requests: int, passes: Mapping[str, Passes], seed: int = 0) -> Recording:
-    """A recording of ``requests`` made-up answers of data set ``name``; ``passes`` say what its passes cost.
+def recording(name: str, requests: int, passes: Mapping[str, Passes], seed: int = 0, *, scale: float = 1.0,
+              spread: float | None = None) -> Recording:
+    """A recording of ``requests`` made-up answers of data set ``name``; ``passes``: the costs of its passes.
 
-    Raises ValueError for an unknown name or no requests.
+    ``scale`` multiplies the medians of lengths, ``spread`` takes the place of their spread: to see how much depends on
+    these two, which are ours. Raises ValueError for an unknown name or no requests.
     """
     if name not in NAMES or requests < 1:
         raise ValueError(f"recording: data set {name!r} of {', '.join(NAMES)}, and at least one request; "
@@ -77,7 +79,8 @@ def recording(name: str, requests: int, passes: Mapping[str, Passes], seed: int 
     prompts, accepted, lengths = [], [], []
     for r in range(requests):
         data = sets[r % len(sets)]
-        prompt, answer = np.exp(data.spread * rng.standard_normal(2)) * (data.prompt, data.answer)
+        wide = data.spread if spread is None else spread
+        prompt, answer = scale * np.exp(wide * rng.standard_normal(2)) * (data.prompt, data.answer)
         prompts.append(int(np.clip(prompt, 8, 1024)))
         lengths.append(int(np.clip(answer, 8, 512)))
         accepted.append(_chains(data, lengths[-1], rng))

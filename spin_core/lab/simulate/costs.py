@@ -1,19 +1,18 @@
-"""What passes cost: a roofline from a profile and dimensions, or a table that was measured.
+"""Seconds of passes: a roofline from a profile and dimensions, or a table that was measured.
 
 A pass over n rows (tokens, of all requests together) of a model with N parameters and w bytes per value:
 
-    products  = max(2 N n / arithmetic, N w / stream)           every weight is read once, whoever asks
+    products  = max(2 N n / arithmetic, N w / stream)           every weight is read once
     attention = layers * what the plan of :mod:`spin_core.decompose` charges with this device's constants
     pass      = max(products + attention, launches) + all-reduces + turn
 
-Launching runs ahead of a GPU, so the slower of the two counts: small deep models wait for launches, big
-ones do not. On a CPU nothing runs beside anything else: there every max is a sum. Over D devices (tensor
-parallel) weights, heads and arithmetic are split, and two all-reduces per layer added.
+A GPU computes while kernels are launched, so the slower of the two counts: small deep models wait for launches, large
+ones do not. On a CPU these do not overlap: there every max is a sum. Over D devices (tensor parallel) weights, heads
+and arithmetic are split, and two all-reduces per layer added.
 
-Verification attends in one of two ways. "padded": as many rows and keys as the longest request, for
-everybody. A batch whose requests accept different numbers of tokens has to be padded anew at every step, so
-``gathered`` keys and values are copied first; a padded batch that stays in place does not pay this.
-"decomposed": SPIN's pieces, read in place.
+Verification attends in one of two ways. "padded": every request has as many rows and keys as the longest. A batch
+whose requests accept different numbers of tokens has to be padded anew at every step, so ``gathered`` keys and values
+are copied first; a padded batch that stays in place does not pay this. "decomposed": SPIN's pieces, read in place.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ STRATEGIES = ("padded", "decomposed")
 
 
 class Verified(NamedTuple):
-    """What a verification takes, the keys it computes on, padding included, and the width of its pieces."""
+    """Seconds of a verification, the keys it computes on (padding included), and the width of its pieces."""
 
     seconds: float
     touched: int
@@ -42,7 +41,7 @@ class Verified(NamedTuple):
 
 
 class PassCosts(Protocol):
-    """What the simulator asks. ``shared``: drafters compute on the target's devices, one at a time."""
+    """What the simulator needs. ``shared``: drafters compute on the target's devices, one at a time."""
 
     shared: bool
 
@@ -55,11 +54,8 @@ class PassCosts(Protocol):
         beside, a pass of its own."""
 
     def verify(self, lengths: ndarray, drafted: ndarray, extra: int = 0, width: int = 0) -> Verified:
-        """A target pass: committed tokens and drafted ones per request ``[B]``, and ``extra`` rows of
-        prompts.
-
-        ``width``: of the pieces last time; 0 searches anew.
-        """
+        """A target pass: committed tokens and drafted ones per request ``[B]``, and ``extra`` rows of prompts.
+        ``width``: of the pieces last time; 0 searches anew."""
 
 
 class Roofline:
@@ -114,8 +110,7 @@ class Roofline:
         return Verified(seconds, pieces * wide, width)
 
     def gathering(self, true: int, touched: int) -> float:
-        """Seconds per layer to copy keys and values into a padded batch: read what there is, write the
-        padded."""
+        """Seconds per layer to copy keys and values into a padded batch: read the true ones, write the padded."""
         if not self.gathered:
             return 0.0
         per_key = self.target.kv_bytes(self.dtype) / self.target.layers / self.devices
@@ -137,8 +132,7 @@ class Roofline:
         return int(free // self.target.kv_bytes(self.dtype))
 
     def memory(self, lengths: Sequence[int]) -> float:
-        """Bytes for weights and for a batch of these lengths; more than the devices have means: out of
-        memory.
+        """Bytes for weights and for a batch of these lengths; more than the devices have: out of memory.
 
         A padded batch holds every request at the length of the longest, and a copy of one layer if gathered.
         """

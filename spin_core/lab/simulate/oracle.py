@@ -1,13 +1,13 @@
-"""The ceilings: what somebody who knows the recording would do.
+"""The ceilings: selection with knowledge of the recording.
 
 * oracle-request: the best arm of every request, in hindsight, for its whole life;
 * oracle-step: the best arm at every step, each with the draft length it always has;
 * oracle-length: the best arm at every step, proposing exactly what will be accepted (arXiv 2601.11580).
 
-All arms emit the same text, so the best is what takes the least time. Requests of a batch share passes; who is best for
-one depends a little on the others. We take a pass's price per request from how many share it, find who is best
-at these prices, count again, and let replays decide between a few such plans. The ceilings of single steps switch
-for free, which nobody can.
+All arms emit the same text, so the best arm takes the least time. Requests of a batch share passes, so the best arm of
+one depends a little on the others. We take a pass's price per request from the number that share it, find the best
+arms at these prices, count again, and let replays decide between a few such plans. The ceilings of single steps switch
+for free, which no system can.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from spin_core.lab.simulate.recording import MAX_GAMMA, Recording
 from spin_core.lab.simulate.replay import Replay, replay
 
 
-class Told(Selector):
-    """Does what it was told, ``plan``, also where the drafter will find nothing."""
+class Plan(Selector):
+    """Follows a ``plan``, even where the drafter will find nothing."""
 
     def __init__(self, arms: Sequence[str], plan, **options) -> None:
         super().__init__(arms, **options)
@@ -35,15 +35,15 @@ class Told(Selector):
         return weights
 
 
-class Planned(Told):
-    """Does what it was told: ``weights [R, arms]`` per request, as :func:`replay` numbers them."""
+class Planned(Plan):
+    """Follows a plan by request, ``weights [R, arms]``, as :func:`replay` numbers them."""
 
     def weights(self, seats: Sequence[RequestView]) -> ndarray:
         return self.plan[[s.request for s in seats]]
 
 
-class PlannedSteps(Told):
-    """Does what it was told at every position: ``arms`` and ``gammas``, one array per request."""
+class PlannedSteps(Plan):
+    """Follows a plan by position: ``arms`` and ``gammas``, one array per request."""
 
     def weights(self, seats: Sequence[RequestView]) -> ndarray:
         weights = np.zeros((len(seats), len(self.arms)))
@@ -130,7 +130,7 @@ def oracle_steps(recording: Recording, gammas: Mapping[str, int] | None, *, batc
     """The best arm at every step, each with its ``gammas``; None: with exactly as many tokens as will be accepted.
 
     Dynamic programming from the end of every answer: the time left at a position is that of the best step there and
-    what is left where it ends. Switching is free. At batch 1, where nobody shares a pass, nothing can be faster.
+    what is left where it ends. Switching is free. At batch 1, where no pass is shared, nothing can be faster.
     """
     arms = [*recording.arms, NONE]
     sharing, runs = np.full(len(arms), float(batch)), []

@@ -1,5 +1,4 @@
-"""What a simulated run comes to: one row per step of a group, and when every request came, began and
-ended."""
+"""The result of a simulated run: one row per step of a group, and the times of every request."""
 
 from __future__ import annotations
 
@@ -64,7 +63,7 @@ class Run:
 
     @property
     def padding(self) -> float:
-        """The share of the keys computed on that nobody needs."""
+        """The share of padding among the keys that are computed on."""
         return 1 - float(self.steps["needed"].sum() / self.steps["touched"].sum())
 
     def busy(self, stage: str) -> float:
@@ -72,7 +71,7 @@ class Run:
         return self.schedule().busy_share(stage)
 
     def schedule(self) -> Schedule:
-        """Who worked when, for a Gantt chart."""
+        """When each stage worked, for a Gantt chart."""
         s, rounds = self.steps, {}
         spans = []
         for i, group in enumerate(s["group"].astype(int).tolist()):

@@ -3,13 +3,15 @@
 Known: V100s, each drafter on one of its own, LLaMA-7B on one, 13B on two, 30B on four; batch 8; the data
 sets. Not known, and chosen here: cards of 32 GB, 16-bit weights, four drafted tokens, and that "vanilla",
 one fixed drafter over padded batches that are gathered anew at every step, uses the 68M model. Which drafter
-that is moves every ratio, so the best fixed drafter in hindsight always stands beside it.
+that is moves every ratio, so the best fixed drafter in hindsight always stands beside it. What a pass computes is not
+known either: every function takes a ``hypothesis`` (:mod:`spin_core.lab.simulate.hypotheses`).
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,7 +23,8 @@ from spin_core.lab.simulate.recording import Recording
 from spin_core.lab.simulate.replay import replay
 from spin_core.lab.simulate import acceptance
 from spin_core.lab.simulate.costs import Roofline
-from spin_core.lab.simulate.profiles import DRAFTERS, HARDWARE, TARGETS, TENSOR_PARALLEL
+from spin_core.lab.simulate.hypotheses import HYPOTHESES
+from spin_core.lab.simulate.profiles import DRAFTERS, HARDWARE, TARGETS, TENSOR_PARALLEL, Model
 from spin_core.lab.simulate.simulator import Run, simulate
 
 CARD, BATCH, GAMMA, VANILLA = "V100-32GB", 8, 4, "68M"
@@ -37,40 +40,66 @@ LATENCY = {"padded": 0.52921, "decomposed": 0.33546}                            
 MICRO_BATCHES = {"gain at 4": 1.29, "best": {"Alpaca": 5, "CP": 3}, "worse": 9}
 
 
+RECORDED = "recorded drafts"
+"""A data set beside the made-up ones: what the embedded drafters really drafted, and their target really accepted."""
+
+
 @functools.cache
-def system(target: str, strategy: str = "decomposed", card: str = CARD, gathered: bool = True,
-           dtype: str = "fp16") -> Roofline:
-    """Costs of ``target`` where the paper puts it, drafters on cards of their own."""
-    return Roofline(TARGETS[target], DRAFTERS, HARDWARE[card], devices=TENSOR_PARALLEL[target], strategy=strategy,
-                    gathered=gathered, dtype=dtype)
+def pool(data_set: str) -> dict[str, Model]:
+    """The drafters of a data set, by name, the smallest first: vanilla's. A recorded drafter takes the share of the
+    target's pass that it took on the machine of the recording: as many layers of LLaMA-7B."""
+    if data_set != RECORDED:
+        return DRAFTERS
+    recording, target = Recording.load(), TARGETS["LLaMA-7B"]
+    share = {a: float(recording.passes[a](1) / recording.passes["target"](1)) for a in recording.drafters
+             if a not in recording.lookups}
+    return {a: replace(target, name=a, layers=max(1, round(share[a] * target.layers))) for a in sorted(share, key=share.get)}
+
+
+@functools.cache
+def system(target: str, strategy: str = "decomposed", card: str = CARD, gathered: bool = True, dtype: str = "fp16",
+           hypothesis: str = "cached", data_set: str = "") -> Roofline:
+    """Costs of ``target`` where the paper puts it, by a ``hypothesis``; drafters on cards of their own."""
+    return HYPOTHESES[hypothesis](TARGETS[target], pool(data_set), HARDWARE[card], devices=TENSOR_PARALLEL[target],
+                                  strategy=strategy, gathered=gathered, dtype=dtype)
 
 
 @functools.lru_cache(16)
-def texts(data_set: str, requests: int, seed: int = 0) -> Recording:
-    """A made-up recording of ``data_set``, with the costs of LLaMA-7B on one card."""
-    return acceptance.recording(data_set, requests, system("LLaMA-7B").passes(), seed)
+def texts(data_set: str, requests: int, seed: int = 0, scale: float = 1.0, spread: float | None = None) -> Recording:
+    """A made-up recording of ``data_set``, with the costs of LLaMA-7B on one card; of ``RECORDED``, the real one in an
+    order drawn from ``seed``."""
+    if data_set == RECORDED:
+        real = Recording.load().only(tuple(pool(RECORDED)))
+        order = np.random.default_rng(seed).permutation(max(requests, len(real)))[:requests]
+        return real.take(order % len(real))
+    return acceptance.recording(data_set, requests, system("LLaMA-7B").passes(), seed, scale=scale, spread=spread)
 
 
 def serve(data_set: str, target: str, policy: str, *, strategy: str = "decomposed", micro_batches: int | str = 1,
-          requests: int = 200, batch: int = BATCH, card: str = CARD, dtype: str = "fp16",
-          arrivals: Sequence[float] | None = None, seed: int = 0) -> Run:
-    """One system over one data set. ``policy``: a drafter, "none", or a selection policy. ``arrivals``: when the
-    requests come, in seconds; None: all at once."""
-    chooses = policy not in DRAFTERS and policy != NONE
-    return simulate(texts(data_set, requests, seed), system(target, strategy, card, dtype=dtype),
-                    make(policy, list(DRAFTERS), gamma=GAMMA, seed=seed) if chooses else policy, batch=batch,
-                    gamma=GAMMA, micro_batches=micro_batches, arrivals=arrivals)
+          requests: int = 200, batch: int = BATCH, card: str = CARD, dtype: str = "fp16", hypothesis: str = "cached",
+          arrivals: Sequence[float] | None = None, by_length: bool = False, seed: int = 0, scale: float = 1.0,
+          spread: float | None = None, **options) -> Run:
+    """One system over one data set. ``policy``: a drafter, "none", or a selection policy with its ``options``.
+    ``arrivals``: when the requests come, in seconds; None: all at once. ``scale``, ``spread``: of the texts' lengths."""
+    drafters = list(pool(data_set))
+    if policy not in drafters and policy != NONE:
+        options = ({"own_devices": True} if policy == "spin" else {}) | options
+        policy = make(policy, drafters, gamma=GAMMA, seed=seed, **options)
+    costs = system(target, strategy, card, dtype=dtype, hypothesis=hypothesis, data_set=data_set)
+    return simulate(texts(data_set, requests, seed, scale, spread), costs, policy, batch=batch, gamma=GAMMA,
+                    micro_batches=micro_batches, arrivals=arrivals, by_length=by_length)
 
 
-def rung(name: str, data_set: str, target: str, vanilla: str = VANILLA, **more) -> Run:
-    """One rung of the ablation ladder. Raises KeyError for a rung that is not in ``RUNGS``."""
+def rung(name: str, data_set: str, target: str, vanilla: str | None = None, **more) -> Run:
+    """One rung of the ablation ladder; ``vanilla``: its drafter, by default the smallest. Raises KeyError for a rung
+    that is not in ``RUNGS``."""
     policy, strategy, groups = RUNGS[name]
-    return serve(data_set, target, policy or vanilla, strategy=strategy, micro_batches=groups, **more)
+    return serve(data_set, target, policy or vanilla or next(iter(pool(data_set))), strategy=strategy,
+                 micro_batches=groups, **more)
 
 
 def averaged(seeds: int, run: Callable[..., Run], *args, **more) -> float:
-    """Mean goodput of ``run`` over texts and policies with so many seeds: by which drafter SPIN's requests flock to,
-    one run may lie several percent off."""
+    """Mean goodput of ``run`` over texts and policies with so many seeds: one run may lie several percent off."""
     return float(np.mean([run(*args, seed=seed, **more).goodput for seed in range(seeds)]))
 
 
@@ -88,13 +117,13 @@ def fixed(data_set: str, target: str = "LLaMA-7B", strategy: str = "padded", see
           **more) -> dict[str, float]:
     """Goodput of every drafter alone, and of plain decoding."""
     return {arm: averaged(seeds, serve, data_set, target, arm, strategy=strategy, **more)
-            for arm in (*DRAFTERS, NONE)}
+            for arm in (*pool(data_set), NONE)}
 
 
-def best_shares(recording: Recording, batch: int = BATCH) -> dict[str, float]:
+def best_shares(recording: Recording, batch: int = BATCH, hypothesis: str = "cached") -> dict[str, float]:
     """For which share of the requests of :func:`texts` each drafter is the best: the most tokens per second against
     LLaMA-7B, at the price of passes that all of ``batch`` share. SPIN's motivation."""
-    costs = system("LLaMA-7B")
+    costs = system("LLaMA-7B", hypothesis=hypothesis)
     verify = costs.verify(np.full(batch, CONTEXT), np.full(batch, GAMMA)).seconds
     seconds = []
     for arm, drafter in enumerate(recording.arms):
@@ -105,7 +134,7 @@ def best_shares(recording: Recording, batch: int = BATCH) -> dict[str, float]:
 
 
 def selection_ceilings(data_set: str, requests: int = 200, batch: int = BATCH) -> dict[str, float]:
-    """What nobody who selects can pass by much, over vanilla's drafter for all, against LLaMA-7B: the oracles of single
+    """What no selection can pass by much, over vanilla's drafter for all, against LLaMA-7B: the oracles of single
     steps (:mod:`spin_core.lab.simulate.oracle`), by replay."""
     recording = texts(data_set, requests)
     lengths = dict.fromkeys(recording.arms, GAMMA)
@@ -154,13 +183,13 @@ def heuristic_case(data_set: str, drafter: str, batch: int, counts: Sequence[int
 
 
 def verification_latency(data_set: str, batches: Sequence[int], target: str = "LLaMA-7B", card: str = CARD,
-                         steps: int = 40, seed: int = 0) -> dict[str, list[float]]:
-    """Mean seconds of a verification by batch size: requests of the data set at random moments of their
-    answers."""
-    rec, rng = texts(data_set, 200, seed), np.random.default_rng(seed)
-    ways = {"padded, gathered": system(target, "padded", card),
-            "padded, in place": system(target, "padded", card, False),
-            "decomposed": system(target, "decomposed", card)}
+                         steps: int = 40, seed: int = 0, hypothesis: str = "cached", **lengths) -> dict[str, list[float]]:
+    """Mean seconds of a verification by batch size: requests of the data set at random moments of their answers.
+    ``lengths``: of :func:`texts`."""
+    rec, rng = texts(data_set, 200, seed, **lengths), np.random.default_rng(seed)
+    ways = {"padded, gathered": system(target, "padded", card, hypothesis=hypothesis),
+            "padded, in place": system(target, "padded", card, False, hypothesis=hypothesis),
+            "decomposed": system(target, "decomposed", card, hypothesis=hypothesis)}
     out: dict[str, list[float]] = {name: [] for name in ways}
     for batch in batches:
         rows = rng.integers(0, len(rec), (steps, batch))
@@ -171,11 +200,11 @@ def verification_latency(data_set: str, batches: Sequence[int], target: str = "L
 
 
 def verification_memory(data_set: str, batches: Sequence[int], target: str = "LLaMA-7B", card: str = CARD,
-                        seed: int = 0) -> dict[str, list[float]]:
-    """Bytes for weights and a batch whose requests have all reached their end, by batch size; "card": what
-    there is."""
-    rec = texts(data_set, 200, seed)
+                        seed: int = 0, hypothesis: str = "cached", **lengths) -> dict[str, list[float]]:
+    """Bytes for weights and a batch whose requests have all reached their end, by batch size; "card": what the devices
+    have. ``lengths``: of :func:`texts`."""
+    rec = texts(data_set, 200, seed, **lengths)
     final = (rec.prompts + rec.lengths + GAMMA).tolist()
-    held = {strategy: [system(target, strategy, card).memory(final[:batch]) for batch in batches]
+    held = {strategy: [system(target, strategy, card, hypothesis=hypothesis).memory(final[:batch]) for batch in batches]
             for strategy in ("padded", "decomposed")}
-    return held | {"card": [system(target, "padded", card).devices * HARDWARE[card].memory] * len(batches)}
+    return held | {"card": [TENSOR_PARALLEL[target] * HARDWARE[card].memory] * len(batches)}

@@ -1,7 +1,7 @@
-"""What devices can do and how big models are: the constants behind every modelled number.
+"""Peaks of devices and dimensions of models: the constants behind every modelled number.
 
-Peak numbers of GPUs are the makers' data sheets. Nobody reaches them, so each profile says which share of the
-peak is reached: ``compute`` of the arithmetic, ``traffic`` of the memory bandwidth when weights are read, and
+Peak numbers of GPUs are from the makers' data sheets. Programs do not reach them, so each profile says which share of
+the peak is reached: ``compute`` of the arithmetic, ``traffic`` of the memory bandwidth when weights are read, and
 ``keys`` when keys and values are. For GPUs these shares, and the seconds and bytes with defaults below, are our
 assumptions, common values for well-written code, and not fitted to any published result. One is measured: the
 H100's ``keys`` come from the attention that ran there once.
@@ -141,8 +141,7 @@ class Model:
 
     @property
     def read(self) -> int:
-        """Parameters that a pass reads: layers, final norm, head. Of the embedding it reads a few rows
-        only."""
+        """Parameters that a pass reads: layers, final norm, head. Of the embedding it reads a few rows only."""
         return self.layers * self.layer + self.width + self.vocab * self.width
 
     @property
@@ -195,7 +194,7 @@ def fit(passes: Sequence[Mapping], peaks: Mapping[str, float], memory: float, *,
         seconds = flop / arithmetic + weights / stream + keys / gather + kernels * launch + turn
 
     No part is negative, and nothing is read faster than at the peak: launches and weights both grow with the layers,
-    and are hardly told apart otherwise. A ``compute`` above 1 says that arithmetic hides behind reading after all.
+    and can hardly be separated otherwise. A ``compute`` above 1 says that arithmetic hides behind reading after all.
     """
     from scipy.optimize import lsq_linear
 

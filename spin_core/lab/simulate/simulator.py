@@ -40,15 +40,19 @@ RENEW = 8               # steps after which the pieces' width is searched anew
 
 def simulate(recording: Recording, costs: PassCosts, policy: Selector | str, *, batch: int = 8,
              micro_batches: int | str = 1, gamma: int = 4, arrivals: Sequence[float] | None = None,
-             kv_tokens: int | None = None, capacities: Mapping[str, int] | None = None, events: bool = False) -> Run:
+             kv_tokens: int | None = None, capacities: Mapping[str, int] | None = None, events: bool = False,
+             by_length: bool = False) -> Run:
     """Serve all requests of ``recording``, first come first served.
 
     ``policy``: a selector, or the name of the one drafter that drafts ``gamma`` tokens for everyone ("none": plain
     decoding). ``batch``: requests that run at once. ``micro_batches``: groups, or "auto" for the heuristic.
     ``arrivals``: seconds ``[R]``, rising; None: all at once. ``kv_tokens``: tokens of prompt and answer that the
-    running requests may come to hold together. Raises ValueError for what cannot be served.
+    running requests may come to hold together. ``by_length``: whenever requests have come or gone, micro-batches are
+    formed anew of requests of similar length; else a request stays in the one it was admitted to. Raises ValueError
+    for what cannot be served.
     """
-    return System(recording, costs, policy, batch, micro_batches, gamma, arrivals, kv_tokens, capacities, events).run()
+    return System(recording, costs, policy, batch, micro_batches, gamma, arrivals, kv_tokens, capacities, events,
+                  by_length=by_length).run()
 
 
 class _Group:
@@ -84,7 +88,7 @@ class System:
     """
 
     def __init__(self, recording, costs, policy, batch=8, micro_batches=1, gamma=4, arrivals=None, kv_tokens=None,
-                 capacities=None, events=False, *, reads_prompts=True, free_reading=False) -> None:
+                 capacities=None, events=False, *, by_length=False, reads_prompts=True, free_reading=False) -> None:
         count = len(recording)
         self.arrived = np.zeros(count) if arrivals is None else np.asarray(arrivals, float)
         self.lengths = recording.lengths            # a property that is computed on every access
@@ -105,7 +109,7 @@ class System:
                              f"kv_tokens = {kv_tokens}")
         self.recording, self.costs, self.policy = recording, costs, policy
         self.fixed = _clipped(recording, policy, gamma) if isinstance(policy, str) else None
-        self.reads_prompts, self.free_reading = reads_prompts, free_reading
+        self.by_length, self.reads_prompts, self.free_reading = by_length, reads_prompts, free_reading
         arms = () if isinstance(policy, str) else policy.arms
         # which policies learn from text that drafters read: asking the others would only take time
         self.probes, self.scores = (not self.fixed and getattr(type(policy), call) is not getattr(Selector, call)
@@ -124,6 +128,7 @@ class System:
         self.free: dict[str, float] = {}            # when each device can take on more
         self.known: dict[tuple[int, int], int] = {}     # (request, drafter) -> tokens read, of drafters that were left
         self.clock = 0.0                            # when the last turn began
+        self.changed = False                        # requests have come or gone since the groups were formed
         self.reading = False                        # a prompt was read in this round, so its time says little
         self.stages = [0.0, 0.0]                    # seconds of drafting and verifying in this round
         self.cost = AffineCost()
@@ -144,7 +149,9 @@ class System:
             if not served:                          # idle until the next request comes
                 self.clock = max(self.clock, float(self.arrived[self.next]))
             elif self.heuristic:
-                self._regroup(served, began)
+                self._ask_heuristic(served, began)
+            if self.by_length and len(self.groups) > 1 and self.changed:
+                self._regroup(len(self.groups))
         steps = dict(zip(STEP_FIELDS, np.array(self.log, float).T))
         return Run(steps, self.lengths, self.arrived, self.admitted, self.finished, self.served,
                    self.heuristic.decisions if self.heuristic else [], self.events or [])
@@ -296,6 +303,7 @@ class System:
             new.append(self.next)
             self.held += int(self.reserved[self.next])
             self.running, self.next = self.running + 1, self.next + 1
+        self.changed |= bool(new)
         if new:
             group.ready = max(group.ready, float(self.arrived[new[-1]]))
             self.admitted[new] = now
@@ -373,21 +381,32 @@ class System:
             if not self.fixed:
                 self._ask(self.policy.finish, request)
         group.keep(stays)
+        self.changed = True
 
-    def _regroup(self, served: int, began: float) -> None:
-        """Ask the heuristic after a round of all groups; regroup the requests if it wants another count."""
+    def _regroup(self, count: int) -> None:
+        """Form ``count`` groups of the running requests, once all their steps have ended."""
+        now, self.changed = max(g.ready for g in self.groups), False
+        columns, unread = np.hstack([g.columns for g in self.groups]), sum(g.unread for g in self.groups)
+        cuts = [columns[:, i::count] for i in range(count)]
+        if self.by_length:
+            _, _, at, _, shift = columns
+            cuts = np.array_split(columns[:, (at + shift).argsort(kind="stable")], count, 1)
+        self.groups = [_Group(i) for i in range(count)]
+        for group, cut in zip(self.groups, cuts):
+            group.ready = now
+            group.add(cut)
+        self.groups[0].unread = unread
+
+    def _ask_heuristic(self, served: int, began: float) -> None:
+        """Tell the heuristic of a round of all groups; regroup the requests if it wants another count."""
         now = max(g.ready for g in self.groups)
-        columns = np.hstack([g.columns for g in self.groups])
-        requests, drafter, at, _, shift = columns
+        requests, drafter, at, _, shift = np.hstack([g.columns for g in self.groups])
         if self.reading or not len(requests):
             return
         drafters = Counter(self.arms[d] for d in drafter.tolist())
         load = Load(len(requests), float(np.mean(at + shift)), drafters)
         if self.heuristic.observe(load, served, now - began, now, tuple(self.stages)):
-            self.groups = [_Group(i) for i in range(self.heuristic.count)]
-            for i, group in enumerate(self.groups):
-                group.ready = now
-                group.add(columns[:, i::len(self.groups)])
+            self._regroup(self.heuristic.count)
 
 
 def _clipped(recording: Recording, drafter: str, gamma: int) -> tuple[ndarray, ndarray]:
@@ -404,4 +423,4 @@ def _clipped(recording: Recording, drafter: str, gamma: int) -> tuple[ndarray, n
 def _depths(drafted: ndarray) -> list[int]:
     """How many requests still draft at position 0, 1, ..."""
     end_at = np.bincount(drafted).tolist()
-    return list(accumulate(reversed(end_at)))[-2::-1]           # but for the sum over all, who draft 0 tokens or more
+    return list(accumulate(reversed(end_at)))[-2::-1]           # without the sum over all requests

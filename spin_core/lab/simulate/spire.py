@@ -1,12 +1,11 @@
-"""SPIRe's throughput model: what speculation gains when batches are large and texts are long (arXiv
-2504.06419).
+"""SPIRe's throughput model: the gain of speculation with large batches and long texts (arXiv 2504.06419).
 
 A pass takes as long as its arithmetic or its memory traffic, whichever is longer. Both are counted in FLOP:
 traffic in bytes times the hardware's operational intensity ``HOI``, the FLOP that the hardware can do while
 it moves one byte. Everything is stored in one byte per value. With N parameters outside the embedding, batch
 B and context L:
 
-    C = 2 N B                                   arithmetic of one token for everybody
+    C = 2 N B                                   arithmetic of one token per request
     KV = 2 B L layers kv_heads head_dim         bytes of keys and values
     T(k) = max(k C, (N + KV) HOI)               a pass over k tokens per request
     multiplier = tau / [(k T_draft(1) + T_target(k + 1)) / T_target(1)]
@@ -45,8 +44,7 @@ class Body:
 
     @property
     def parameters(self) -> int:
-        """N: two norms, query, key, value and output projections, and a gated feed-forward network per
-        layer."""
+        """N: two norms, query, key, value and output projections, and a gated network per layer."""
         attention = (2 * self.heads + 2 * self.kv_heads) * self.width * self.head_dim
         return self.layers * (2 * self.width + attention + 3 * self.width * self.ffn)
 

@@ -1,4 +1,4 @@
-"""Recordings made of dice: for tests, for sweeps, and for questions that no real workload answers."""
+"""Random recordings: for tests, for sweeps, and for questions that no real workload answers."""
 
 from __future__ import annotations
 

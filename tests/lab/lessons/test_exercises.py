@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import pkgutil
@@ -193,6 +194,30 @@ def test_the_solutions_that_a_lesson_shows_are_right_and_its_exercise_cells_open
         assert check_called(check)(space[name]).status == "open"
         exec(next(s for s in solutions if f"def {name}(" in s), space)
         assert check_called(check)(space[name]).status == "right"
+
+
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS[0].parent.glob("*.ipynb")), ids=lambda p: p.stem)
+def test_links_of_a_lesson_lead_to_files_that_exist(path):
+    texts = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown"]
+    links = [link for text in texts for link in re.findall(r"\]\(([^)#\s]+)\)", text) if "://" not in link]
+    assert links and not [link for link in links if not (path.parent / link).exists()]
+
+
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS[0].parent.glob("*.ipynb")), ids=lambda p: p.stem)
+def test_names_that_a_lesson_takes_from_the_package_exist(path):
+    """A move or a renaming in the package is noticed here, without running the lesson."""
+    code = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code")
+    tree, modules = ast.parse(code), {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("spin_core"):
+            for alias in node.names:
+                found = getattr(importlib.import_module(node.module), alias.name, None)
+                found = found or importlib.import_module(f"{node.module}.{alias.name}")
+                if inspect.ismodule(found):
+                    modules[alias.asname or alias.name] = found
+    used = {(node.value.id, node.attr) for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules}
+    assert not [f"{name}.{attribute}" for name, attribute in used if not hasattr(modules[name], attribute)]
 
 
 # every check of a function that a student writes (a kernel's check takes a "rung")

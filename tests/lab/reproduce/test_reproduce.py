@@ -20,6 +20,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from rich.console import Console
 
 from spin_core import __main__ as command_line
+from spin_core.files import locked
 from spin_core.lab.reproduce import ROOT, NotebookError
 from spin_core.lab.reproduce import command, runner
 from spin_core.lab.reproduce.kernel import execute
@@ -206,7 +207,7 @@ def test_failures_are_named_and_the_others_run(ran):
 
 
 def test_failures_leave_what_is_finished(ran):
-    assert sorted(os.listdir(ran["runs"])) == [
+    assert sorted({*os.listdir(ran["runs"])} - {".lock"}) == [
         "01_good.html", "01_good.ipynb", "02_bad.failed.ipynb", "04_dies.failed.ipynb", "05_last.html",
         "05_last.ipynb", "state.json"], "no half written file, no scratch folder"
     figures_dir = ran["folder"] / "figures"
@@ -267,6 +268,16 @@ def test_resume_change_and_lost_files(ran, tmp_path, monkeypatch):
     assert again()[0] == ["01_good", "05_last"], "what failed last is not finished, whatever was before"
 
 
+def test_a_second_run_into_the_same_output_is_refused_and_what_a_killed_one_left_goes(tmp_path, capsys):
+    write(tmp_path / "01_any.ipynb", declared=None)
+    left = tmp_path / "runs" / "default" / ".part-abc"
+    left.mkdir(parents=True)
+    with locked(left.parent):
+        assert main(["--output", str(tmp_path), "--device", "cpu"], notebooks=tmp_path) == 2
+    assert f"another process is writing into {left.parent}" in capsys.readouterr().err and left.exists()
+    assert main(["--output", str(tmp_path), "--device", "cpu"], notebooks=tmp_path) == 1 and not left.exists()
+
+
 @pytest.mark.parametrize("damaged", ['{"01', "[]", '{"01_any": 3}'])
 def test_damaged_state_is_named(tmp_path, capsys, damaged):
     state = tmp_path / "runs" / "default" / "state.json"
@@ -325,7 +336,7 @@ def test_an_interrupted_run_ends_cleanly_and_keeps_what_is_finished(tmp_path, se
     assert process.returncode == 130, complaint
     assert complaint.strip() == "interrupted; finished notebooks are kept, the same command goes on from here"
     assert len(started) == 1 and not any(kernel.is_running() for kernel in started)
-    runs = sorted(os.listdir(out / "runs" / "default"))
+    runs = sorted({*os.listdir(out / "runs" / "default")} - {".lock"})
     if sent == signal.SIGINT:
         assert runs == ["01_done.html", "01_done.ipynb", "state.json"] and "01_done: finished" in said
     else:

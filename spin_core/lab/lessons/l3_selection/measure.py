@@ -55,7 +55,7 @@ def endless(policies: Sequence[str], steps: int, seeds: int) -> tuple[dict[str, 
     """Tokens lost on one request that goes on and on, by steps, mean over ``seeds``; and the theory's slope.
 
     Two drafters, one right with 75 % of its tokens, the other with 60 %. A step counts with the tokens that its drafter
-    is expected to bring, not with those that it happened to bring: who always asks the better drafter loses nothing,
+    is expected to bring, not with those that it happened to bring: always asking the better drafter loses nothing,
     and the luck of the text is left out. What the step took counts as it was, catching up included.
 
     Lai and Robbins: whoever learns at all must try the worse arm about 2 var / gap^2 times per factor e of steps; each

@@ -138,7 +138,7 @@ def capacity(places: Sequence[int], goodput: Mapping[str, Sequence[float]], *, t
 def live(goodput: Mapping[str, tuple[Sequence[float], Sequence[float]]],
          lost: Mapping[str, tuple[Sequence[float], Sequence[float]]], shares: np.ndarray, arms: Sequence[str],
          shift: float | None, *, title: str = "") -> Figure:
-    """A replay as a story: goodput and seconds lost by tokens written, and who drafted.
+    """A replay as a story: goodput and seconds lost by tokens written, and the drafters' shares.
 
     ``shares [windows, arms]``: of "spin". ``shift``: tokens after which the workload changes.
     """
@@ -155,7 +155,7 @@ def live(goodput: Mapping[str, tuple[Sequence[float], Sequence[float]]],
             ax.axvline(shift, color=GREY, lw=1)
     x = next(iter(goodput.values()))[0]
     c.stackplot(np.linspace(0, x[-1], len(shares)), shares.T, colors=arm_colours(arms), labels=arms)
-    c.set(xlabel="tokens written", ylim=(0, 1), title="who drafts with spin")
+    c.set(xlabel="tokens written", ylim=(0, 1), title="drafters that spin chose")
     a.set(title=title or "tokens per second", ylim=(0, None))
     b.set(title="seconds lost against oracle")
     figure.legend(handles=a.get_lines()[:len(goodput)], loc="outside lower left", ncols=len(goodput), fontsize=9)

@@ -16,7 +16,7 @@ from spin_core.workloads import NAMES as WORKLOADS
 
 HEURISTIC = (("Alpaca", "68M", 8), ("Alpaca", "1.4B", 8), ("Alpaca", "1.4B", 32), ("CP", "1.4B", 32),
              ("CP", "1.4B", 64))
-"""Data set, drafter and batch: who gains nothing from micro-batches, and who does."""
+"""Data set, drafter and batch: some gain nothing from micro-batches, some do."""
 
 LADDER = ("plain", *paper.RUNGS)
 LADDER_NAMES = {names.PLAIN: "plain", names.FIXED: "best fixed drafter", names.SPIN: "+ pipeline",
@@ -29,6 +29,25 @@ EMBEDDED, SHAPE = "embedded models", "LLaMA-7B shape"
 def floor(model: Model, card: Hardware, dtype: str = "fp16") -> float:
     """Seconds below which no pass can be: every weight is read once, at the peak bandwidth."""
     return model.read * BYTES[dtype] / card.bandwidth
+
+
+def systems(hypothesis: str, target: str, data_set: str, **much) -> dict[str, float]:
+    """Goodput of vanilla, of the best fixed drafter in hindsight, and of SPIN, by a hypothesis."""
+    fixed = {arm: rate for arm, rate in paper.fixed(data_set, target, hypothesis=hypothesis, **much).items() if arm != "none"}
+    return {"vanilla": next(iter(fixed.values())), "best fixed drafter": max(fixed.values()),
+            "SPIN": paper.climbed(data_set, target, hypothesis=hypothesis, **much)}
+
+
+def remains(requests: int) -> dict[str, dict[str, float]]:
+    """What is left of SPIN with a cache, by setting: over vanilla, and over the best fixed drafter."""
+    out = {}
+    for setting, how in {"as in the paper": {}, "batch 32": {"batch": 32}, "texts four times as long": {"scale": 4.0},
+                         "both": {"batch": 32, "scale": 4.0}}.items():
+        found = [systems("cached", "LLaMA-7B", data, requests=max(requests, 3 * how.get("batch", 0)), **how)
+                 for data in ("Alpaca", "CP")]
+        out[setting] = {name: float(np.mean([s["SPIN"] / s[name] for s in found]))
+                        for name in ("vanilla", "best fixed drafter")}
+    return out
 
 
 def bounds(data_set: str, requests: int, target: str = "LLaMA-7B") -> dict[str, float]:
@@ -60,11 +79,12 @@ def bounds(data_set: str, requests: int, target: str = "LLaMA-7B") -> dict[str, 
 
 def at_scale(data_set: str, batch: int, requests: int,
              policies: Sequence[str] = (*DRAFTERS, "none", "greedy", "epsilon-greedy", "spin", "spin-full"),
-             target: str = "LLaMA-7B") -> dict[str, float]:
+             target: str = "LLaMA-7B", hypothesis: str = "cached") -> dict[str, float]:
     """Goodput of every fixed drafter, of plain decoding, of SPIN's rivals and of its selections, all over decomposed
     verification."""
     count = _enough(requests, batch)
-    return {p: paper.serve(data_set, target, p, batch=batch, requests=count).goodput for p in policies}
+    return {p: paper.serve(data_set, target, p, batch=batch, requests=count, hypothesis=hypothesis).goodput
+            for p in policies}
 
 
 def ceilings_at_scale(data_set: str, batch: int, requests: int) -> dict[str, float]:

@@ -11,7 +11,7 @@ from itertools import cycle
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
 
 from spin_core.pipeline.schedule import STAGES, Schedule
 from spin_core.lab.lessons.look import BLUE, GREEN, GREY, INK, LIGHT, ORANGE, PURPLE, RED, SKY, WIDTH, styled, tint
@@ -200,8 +200,8 @@ def selection_at_scale(goodput: Mapping[str, Mapping[str, float]], ceilings: Map
             for place, value in zip(at, values):
                 panel.text(place, value - 0.03, f"{value:.2f}", ha="center", va="top", size=8.5, rotation=90,
                            color="white", weight="bold")
-    for style, name in zip(("--", ":"), next(iter(ceilings.values()))):
-        panel.hlines([ceilings[setting][name] for setting in goodput], x - 0.46, x + 0.46, color=INK, linestyle=style,
+    for style, name in zip(("--", ":"), next(iter(ceilings.values()), ())):
+        panel.hlines([ceilings.get(setting, {}).get(name, np.nan) for setting in goodput], x - 0.46, x + 0.46, color=INK, linestyle=style,
                      linewidth=1.6, label=name)
     stars = {i: published[setting] for i, setting in enumerate(goodput) if setting in published}
     panel.plot(list(stars), list(stars.values()), label="published: spin", **STAR)
@@ -238,8 +238,70 @@ def ceilings(bounds: Mapping[str, Mapping[str, float]], published: float) -> Fig
 
 
 @styled
+def verdict(table: Mapping[str, Mapping[str, Mapping]], shown: Sequence[str]) -> Figure:
+    """Modelled over published, for every published number: ``table[quantity][hypothesis]`` with "ratio" and "scored", a
+    marker for each of the hypotheses ``shown``. Inside the band the two agree within 25 %."""
+    quantities = [q for q, found in table.items() if next(iter(found.values()))["scored"]]
+    figure = Figure(figsize=(WIDTH, 0.3 * len(quantities) + 1.4), layout="constrained")
+    panel = figure.subplots()
+    panel.axvspan(1 / 1.25, 1.25, color=LIGHT, zorder=0)
+    panel.axvline(1, color=INK, linewidth=1)
+    y = np.arange(len(quantities))
+    for name, (colour, marker) in zip(shown, SETS):
+        ratios = [table[q][name]["ratio"] or np.nan for q in quantities]
+        panel.plot(ratios, y, marker, color=colour, markersize=8, markeredgecolor="white", label=name, zorder=3)
+    panel.set(yticks=y, yticklabels=[f"{q}: {table[q][shown[0]]['published']:.3g}" for q in quantities], xscale="log",
+              ylim=(len(quantities) - 0.5, -0.5), xlabel="modelled over published, logarithmic")
+    panel.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=len(shown))
+    return figure
+
+
+@styled
+def verifications(seconds: Mapping[str, Mapping[str, Mapping[int, float]]], published: Mapping[str, float],
+                  batch: int) -> Figure:
+    """One verification by batch size, a panel for each hypothesis: ``seconds[hypothesis][way][batch]``, modelled. Stars:
+    ``published`` seconds by way, at one ``batch``."""
+    across = 3
+    figure = Figure(figsize=(WIDTH, 2.4 * -(-len(seconds) // across) + 0.5), layout="constrained")
+    panels = figure.subplots(-(-len(seconds) // across), across, sharex=True, sharey=True, squeeze=False).flat
+    for panel, (name, ways) in zip(panels, seconds.items()):
+        for (way, times), (colour, marker) in zip(ways.items(), SETS[1::-1]):
+            panel.plot(list(times), [1e3 * t for t in times.values()], marker=marker, color=colour, label=way)
+            panel.plot([batch], [1e3 * published[way]], **STAR | {"color": colour}, label=f"published, {way}")
+        panel.set(xscale="log", yscale="log", title=name)
+        panel.set_xticks(list(next(iter(ways.values()))), [str(n) for n in next(iter(ways.values()))])
+        panel.xaxis.set_minor_locator(NullLocator())
+        panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    for panel in panels[::across]:
+        panel.set_ylabel("ms")
+    for panel in panels[len(seconds) - across:]:
+        panel.set_xlabel("batch")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure
+
+
+@styled
+def ladder(modelled: Mapping[str, float], published: Mapping[str, float], *, title: str) -> Figure:
+    """Goodput over vanilla, rung by rung: ``modelled`` beside ``published``."""
+    figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
+    panel = figure.subplots()
+    x = np.arange(len(published))
+    for shift, values, look in ((-0.2, published, PUBLISHED), (0.2, modelled, dict(color=tint(BLUE, 0.8)))):
+        bars = panel.bar(x + shift, [values[rung] for rung in published], 0.38, **look,
+                         label="published: CP, LLaMA-7B, batch 8" if shift < 0 else "modelled")
+        panel.bar_label(bars, fmt="%.2f", size=9.5)
+    panel.axhline(1, color=INK, linewidth=1, linestyle=":")
+    panel.set(xticks=x, xticklabels=list(published), ylabel="goodput over vanilla", title=title,
+              ylim=(0, 1.2 * max(*published.values(), *modelled.values())))
+    panel.grid(axis="x", visible=False)
+    panel.legend(loc="upper left")
+    return figure
+
+
+@styled
 def dashboard(schedule: Schedule, served: Mapping[str, int], *, title: str) -> Figure:
-    """Who works when (left: the stages' first rounds, bubbles hatched), and who drafts for whom (right: share of
+    """When each stage works (left: first rounds, bubbles hatched), and which drafters are used (right: share of
     verifications by drafter)."""
     figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[2.1, 1])

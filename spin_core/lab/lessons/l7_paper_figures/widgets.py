@@ -1,4 +1,4 @@
-"""Dashboards of the whole system: choose a setting, see who works when, who drafts for whom, and what comes of it."""
+"""Dashboards of the whole system: choose a setting, see when each stage works, which drafters are used, and the goodput."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from matplotlib.figure import Figure
 from spin_core.decompose import plan
 from spin_core.engine import Engine
 from spin_core.lab.simulate.timeline import replay
-from spin_core.lab.lessons.l7_paper_figures.plots import dashboard as draw
+from spin_core.lab.lessons.l7_paper_figures.plots import dashboard as draw, ladder as draw_ladder
 from spin_core.request import SamplingParams
 from spin_core.lab.simulate import arrivals, paper
 from spin_core.lab.simulate.acceptance import NAMES
+from spin_core.lab.simulate.hypotheses import HYPOTHESES
 from spin_core.lab.simulate.profiles import DRAFTERS, HARDWARE
 from spin_core.trace import Event
 from spin_core.lab.lessons.panel import Panel
@@ -25,6 +26,26 @@ POLICIES = ("spin", "spin-full", "greedy", "epsilon-greedy")
 SHOWN = 6               # rounds in the picture
 ARRIVING = [("all at once", ("closed", 2.0)), *((f"{kind}, {rate} per second", (kind, float(rate)))
                                                 for kind in ("poisson", "bursty") for rate in (2, 8))]
+
+
+def ladders(requests: int = 40) -> Panel:
+    """The ladder by a hypothesis, beside the published one."""
+    controls = [Dropdown(options=list(HYPOTHESES), value="recompute", description="hypothesis"),
+                Dropdown(options=["V100-16GB", *CARDS], value=paper.CARD, description="card"),
+                Dropdown(options=[1, 8, 16, 32], value=paper.BATCH, description="batch"),
+                Dropdown(options=NAMES, value="CP", description="texts")]
+    return Panel(controls, lambda: ladder_picture(*(c.value for c in controls), requests=requests))
+
+
+def ladder_picture(hypothesis: str, card: str, batch: int, data_set: str, *, requests: int = 40) -> Figure:
+    """The modelled ladder of LLaMA-7B; a card on which the weights do not fit shows none, and says so."""
+    try:
+        rates = paper.ladder(data_set, hypothesis=hypothesis, card=card, batch=batch, requests=max(requests, 2 * batch))
+    except ValueError as error:
+        return draw_ladder(dict.fromkeys(paper.ABLATION, 0.0), paper.ABLATION, title=str(error))
+    over = {rung: rate / rates["vanilla"] for rung, rate in rates.items()}
+    return draw_ladder(over, paper.ABLATION, title=f"{HYPOTHESES[hypothesis].assumption}\n"
+                       f"vanilla: {rates['vanilla']:,.0f} tokens/s")
 
 
 def dashboard(requests: int = 100, data_set: str = "Alpaca", policy: str = "1.4B", batch: int = 32,
@@ -93,7 +114,7 @@ def live(engine: Engine, strategy: str) -> tuple[Figure, float, dict[str, float]
 
 
 def padding(steps: list[Event], strategy: str) -> float:
-    """The share of keys that a verification by ``strategy`` computes on and nobody needs, over these steps."""
+    """The share of keys that a verification by ``strategy`` computes on for padding, over these steps."""
     by_step: dict[int, list[Event]] = {}
     for event in steps:
         by_step.setdefault(event.step, []).append(event)
