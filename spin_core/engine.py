@@ -335,7 +335,7 @@ class Engine:
         if len(params) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts but {len(params)} sampling parameters")
         for prompt, own in zip(prompts, params):
-            for sample in [own] if own is None else own.samples():
+            for sample in own.samples() if isinstance(own, SamplingParams) else [own]:
                 requests.append(self.submit(prompt, sample, **submit))
 
     def _encode(self, prompt: Prompt) -> list[int]:
