@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 
 from spin_core.draft import Drafter, pool
-from spin_core.logits import check_model, resolve
+from spin_core.logits import check_model, resolve, samples
 from spin_core.pipeline.asynchronous import Asynchronous
 from spin_core.pipeline.executor import LIMIT, Sequential
 from spin_core.pipeline.grouping import POLICIES
@@ -71,9 +71,9 @@ class Engine:
     ``trace_limit`` bounds the events that the trace keeps, None keeps all (:class:`spin_core.trace.Trace`).
 
     Threads: :meth:`submit`, :meth:`cancel`, :meth:`step`, :meth:`generate` and :meth:`stream` may be called from any
-    thread. One step runs at a time; a second call waits for its turn, and every step serves all requests. A step that
-    is called from within a step, by a drafter for example, raises RuntimeError. ``close()``, or leaving the engine's
-    ``with`` block, ends its requests and its threads.
+    thread. One step runs at a time; a second call waits for its turn, and a step serves the requests of all callers.
+    A step that is called from within a step, by a drafter for example, raises RuntimeError. ``close()``, or leaving
+    the engine's ``with`` block, ends its requests and its threads.
 
     Raises ValueError for unknown drafters and strategies, for a drafter beside a selector, and for impossible limits. A
     bad *request* never raises: it comes back finished with ``FinishReason.ERROR`` and says why, and the others go on.
@@ -335,7 +335,7 @@ class Engine:
         if len(params) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts but {len(params)} sampling parameters")
         for prompt, own in zip(prompts, params):
-            for sample in own.samples() if isinstance(own, SamplingParams) else [own]:
+            for sample in samples(own):
                 requests.append(self.submit(prompt, sample, **submit))
 
     def _encode(self, prompt: Prompt) -> list[int]:

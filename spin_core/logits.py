@@ -24,6 +24,9 @@ NOT_SERVED = {"min_length": 0, "min_new_tokens": 0, "bad_words_ids": (), "sequen
               "encoder_no_repeat_ngram_size": 0, "guidance_scale": 1.0, "watermarking_config": None}
 
 
+SPREAD = 0x1E3779B97F4A7C15    # between the seeds of a prompt's samples: far from any that a user counts up
+
+
 def resolve(params: SamplingParams | None, model, seeds: Iterator[int]) -> SamplingParams:
     """One request's parameters: the model's own settings, and the next of ``seeds``, where the caller gave none.
 
@@ -41,6 +44,14 @@ def resolve(params: SamplingParams | None, model, seeds: Iterator[int]) -> Sampl
     if params.seed is None:
         missing["seed"] = next(seeds)
     return params.with_(**missing) if missing else params
+
+
+def samples(params: SamplingParams) -> list[SamplingParams]:
+    """Parameters of the ``n`` samples, one for each; where a seed is given, each has a seed of its own."""
+    if getattr(params, "n", 1) == 1:
+        return [params]
+    seeds = [params.seed if params.seed is None else (params.seed + i * SPREAD) % 2**63 for i in range(params.n)]
+    return [params.with_(n=1, seed=seed) for seed in seeds]
 
 
 def check_model(model) -> None:

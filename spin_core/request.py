@@ -11,9 +11,6 @@ from numbers import Integral, Real
 from spin_core.text import OutputText
 
 
-SPREAD = 0x1E3779B97F4A7C15    # between the seeds of a prompt's samples: far from any that a user counts up
-
-
 class FinishReason(str, Enum):
     """Why a request ended."""
 
@@ -112,13 +109,6 @@ class SamplingParams:
         """Whether a penalty or suppression changes the target's logits (:mod:`spin_core.logits`)."""
         return self.repetition_penalty not in (None, 1.0) or bool(self.no_repeat_ngram_size or self.suppress_tokens)
 
-    def samples(self) -> list["SamplingParams"]:
-        """Parameters of the ``n`` samples, one for each; where a seed is given, each has a seed of its own."""
-        if self.n == 1:
-            return [self]
-        return [self.with_(n=1, seed=self.seed if self.seed is None else (self.seed + i * SPREAD) % 2**63)
-                for i in range(self.n)]
-
     def with_(self, **changes) -> "SamplingParams":
         return replace(self, **changes)
 
@@ -176,7 +166,7 @@ class Request:
         return self.output_ids[start - prompt:] if start >= prompt else self.prompt_ids[start:] + self.output_ids
 
     def snapshot(self) -> "Request":
-        """The request as it is now, for whoever reads it while it grows."""
+        """A copy of the request as it is now, for a thread that reads it while it grows."""
         return replace(self, output_ids=list(self.output_ids))
 
 
