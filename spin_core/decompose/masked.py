@@ -19,7 +19,9 @@ class MaskedStep:
 
     def __init__(self, batch: RaggedBatch, cache: SlotCache) -> None:
         self.batch, self.cache = batch, cache
-        self.positions = batch.positions_by_request()
+        # of the last S tokens of each prefix and of the in-flight ones, on the host
+        self.positions = [torch.arange(seen, prefix + count) if tree is None else seen + _depths(tree.cpu())
+                          for count, prefix, seen, tree in zip(batch.counts, batch.prefix, batch.seen, batch.ancestors)]
         self.masks: dict = {}
 
     def attend(self, layer: int, query: Tensor, scale: float, needs) -> Tensor:
@@ -73,3 +75,16 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale
     weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
     weights = weights[..., :key.shape[1]].reshape(len(key), group * query.shape[1], -1)
     return (weights @ value).view(*query.shape[:2], -1)
+
+
+def _depths(tree: Tensor) -> Tensor:
+    """Depth of each of the S + T nodes of ``tree [T, S + T]``. Those of the cache are on the way to some in-flight node
+    or seen by none; an ancestor's depth is the number of ancestors that it shares with its descendant."""
+    count, size = tree.shape
+    held = size - count
+    depth = torch.zeros(size, dtype=torch.int64)
+    depth[held:] = tree.sum(1) - 1
+    for row in tree:                                    # ancestors come in the order of their depth
+        nodes = row[:held].nonzero()[:, 0]
+        depth[nodes] = torch.arange(len(nodes))
+    return depth

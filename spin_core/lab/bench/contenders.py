@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from spin_core.lab.bench.rounds import Tokens
 from spin_core.runtime.linear import pack_linears
-from spin_core.runtime.runner import share_weights
+from spin_core.runtime.loading import share_weights
 
 INSTALL = "pip install -e '.[peers]'"       # brings flashspec
 

@@ -17,7 +17,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from spin_core.lab.distill.states import States
 from spin_core.runtime.linear import pack_linears
-from spin_core.runtime.runner import share_weights
+from spin_core.runtime.loading import share_weights
 
 NAME = "spin_core_padded"
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from spin_core.lab.distill.corpus import Shard, load_whole, save_whole
 from spin_core.runtime.linear import pack_linears
-from spin_core.runtime.runner import share_weights
+from spin_core.runtime.loading import share_weights
 
 
 @dataclass

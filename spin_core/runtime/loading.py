@@ -1,0 +1,156 @@
+"""Making a model ready to be served: on ragged batches if it can, else through the library's own code, else not."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from spin_core.decompose.strategies import Attention, check_name
+from spin_core.kv.batch import RaggedBatch
+from spin_core.kv.cache import SlotCache
+from spin_core.kv.ring import RingAttention, RingCache, Window
+from spin_core.runtime.attention import Ragged, attach, serving
+from spin_core.runtime.block import fuse_layers
+from spin_core.runtime.check import LENGTH, TOLERANCE, difference, own_logits
+from spin_core.runtime.layers import LayerNeeds, refuse_positions, survey
+from spin_core.runtime.library import LibraryPasses
+from spin_core.runtime.linear import pack_linears
+from spin_core.runtime.tensor_parallel import local_heads, parts_of
+
+
+@dataclass
+class Prepared:
+    """A second module tree that shares every weight with the caller's model, and the cache for it.
+
+    ``needs`` of every attention layer; ``odd``, of those that plain attention in the shape of layer ``like`` may not be
+    enough for. ``library``, if the passes are the library's own.
+    """
+
+    model: PreTrainedModel
+    cache: SlotCache
+    needs: dict[int, LayerNeeds]
+    odd: dict[int, LayerNeeds]
+    attention: Attention | RingAttention | None = None
+    library: LibraryPasses | None = None
+    like: int = 0
+
+    def logits(self, batch: RaggedBatch, rows: list[int], **inputs) -> Tensor:
+        """One pass: the batch's keys and values are in the cache then. The logits of the flattened ``rows [R, V]``."""
+        if self.library:
+            return self.library.logits(batch, rows)
+        step = self.attention.step(batch)
+        longest = max((p + c for p, c in zip(batch.prefix, batch.counts)), default=0)
+        special = {i: needs for i, needs in self.odd.items()        # a window that holds all the text is none
+                   if needs.sight is None or longest > needs.sight.size or not needs.alike(self.needs[self.like])}
+        ragged = Ragged(batch, step if isinstance(self.cache, RingCache) else self.cache, step, special)
+        with serving(ragged):
+            logits = self.model(input_ids=batch.tokens[None], position_ids=batch.positions[None], use_cache=False,
+                                logits_to_keep=torch.tensor(rows, dtype=torch.int64, device=batch.tokens.device),
+                                ragged=ragged, **inputs).logits[0]
+        if len(ragged.layers) < len(self.needs):    # the others saw one long sequence, across all requests
+            raise NotImplementedError(f"only {len(ragged.layers)} of {len(self.needs)} layers attend through the "
+                                      "library's registry")
+        return logits
+
+
+def prepare(model: PreTrainedModel, slots: int, max_len: int, verification: str, window: Window | None,
+            keep_states: bool, check: bool) -> Prepared:
+    """Make ``model`` ready, in the fastest way that gives its own logits. The arguments are ModelRunner's.
+
+    Raises NotImplementedError where there is none, ValueError for an unknown strategy or heads that do not divide.
+    """
+    name, config = type(model).__name__, model.config.get_text_config()
+    check_name(verification)
+    for heads in ("num_attention_heads", "num_key_value_heads") if parts_of(model) > 1 else ():
+        local_heads(model, getattr(config, heads, None) or config.num_attention_heads)
+    # spin_core's own drafters are no architecture of the library's: there is nothing to compare them with
+    check = check and window is None and not type(model).__module__.startswith("spin_core")
+    try:
+        return _tried(_on_ragged_batches(model, slots, max_len, verification, window), model, check)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        if window or keep_states:
+            raise NotImplementedError(f"{name} cannot run on ragged batches: {error}") from error
+        reason = str(error)
+    try:
+        ready = _tried(_by_the_library(model, slots, max_len), model, check)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise NotImplementedError(f"{name} cannot be served: {error}" + (
+            f" (on ragged batches: {reason})" if reason != str(error) else "")) from error
+    warnings.warn(f"{name} runs through the library's own code, one request at a time, which is slow: {reason}",
+                  RuntimeWarning, stacklevel=3)
+    return ready
+
+
+def _on_ragged_batches(model: PreTrainedModel, slots: int, max_len: int, verification: str,
+                       window: Window | None) -> Prepared:
+    shared = share_weights(model).eval()
+    needs = survey(shared, max_len)
+    layers = getattr(model.config.get_text_config(), "num_hidden_layers", 0)
+    if len(needs) < layers:             # the others would see one long sequence, across all requests
+        raise NotImplementedError(f"only {len(needs)} of {layers} layers attend through the library's registry")
+    if sorted(needs) != list(range(len(needs))):
+        raise NotImplementedError(f"its attention layers are numbered {sorted(needs)}")
+    attach(shared)
+    fuse_layers(shared)
+    pack_linears(shared)
+    like = next((i for i in sorted(needs, key=lambda i: (needs[i].sight is not None, i)) if needs[i].alike(needs[i])), 0)
+    base = needs[like]
+    odd = {i: layer for i, layer in needs.items() if layer.sight or not layer.alike(base)}
+    shape = (len(needs), slots, base.kv_heads, max_len, base.key_dim, model.dtype, model.device)
+    if window is None:
+        cache = SlotCache(*shape, shapes=[needs[i].shape for i in range(len(needs))])
+        return Prepared(shared, cache, needs, odd, Attention(verification, base.heads, cache, like), like=like)
+    if odd:
+        raise NotImplementedError(f"layer {min(odd)} has a window, a cap, sinks or widths of its own, which a sparse cache "
+                                  "does not serve")
+    cache = RingCache(window, *shape)
+    return Prepared(shared, cache, needs, odd, RingAttention(cache))
+
+
+def _by_the_library(model: PreTrainedModel, slots: int, max_len: int) -> Prepared:
+    refuse_positions(model)
+    shared = share_weights(model).eval()
+    shapes = own_logits(shared, min(LENGTH, max_len))[2]
+    if not shapes:
+        raise NotImplementedError("it keeps no keys and values of its past")
+    needs = {i: LayerNeeds(kv, kv, key, value) for i, (kv, key, value) in enumerate(shapes)}
+    cache = SlotCache(len(shapes), slots, 0, max_len, 0, model.dtype, model.device, shapes)
+    return Prepared(shared, cache, needs, needs, library=LibraryPasses(shared, cache))
+
+
+@torch.inference_mode()
+def _tried(ready: Prepared, model: PreTrainedModel, check: bool) -> Prepared:
+    """Read a short text, so that a model which cannot be served is refused here and not in mid-service."""
+    cache = ready.cache
+
+    def forward(tokens: list[int], rows: list[int], tree: Tensor | None) -> Tensor:
+        batch = RaggedBatch.build(torch.tensor(tokens, device=model.device), [0], [len(tokens)], [cache.lengths[0]], [tree])
+        logits = ready.logits(batch, rows)
+        cache.lengths[0] += len(tokens)
+        return logits
+
+    if not check or cache.max_len < LENGTH:
+        forward([0], [0], None)
+    else:
+        tokens, expected, _ = own_logits(share_weights(model).eval())
+        worst = difference(forward, lambda count: cache.truncate(0, count), tokens, expected)
+        if not worst <= TOLERANCE.get(expected.dtype, 1e-1):
+            raise NotImplementedError(f"its logits differ from the library's by {worst:.1e} of the largest, which is more "
+                                      "than rounding")
+    cache.truncate(0, 0)
+    return ready
+
+
+def share_weights(model: PreTrainedModel) -> PreTrainedModel:
+    """A deep copy of the modules whose parameters and buffers are the originals."""
+    tensors = list(model.parameters()) + list(model.buffers())
+    return copy.deepcopy(model, memo={id(t): t for t in tensors})
