@@ -62,7 +62,8 @@ def _generate_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--workload", metavar="NAME|FILE", help="a named workload or a JSONL file of prompts")
     parser.add_argument("--limit", type=int, help="at most this many prompts of the workload")
     parser.add_argument("--drafter", help="one drafter for all, or none; an unknown name lists the known ones")
-    parser.add_argument("--selector", metavar="POLICY", help="who drafts is chosen in every step (default spin)")
+    parser.add_argument("--selector", metavar="POLICY",
+                        help="the policy that chooses each request's drafter in every step (default spin)")
     parser.add_argument("--arm", action="append", metavar="NAME",
                         help="a drafter that it may choose; repeated (default: the family's, and ngram)")
     parser.add_argument("--gamma", type=int, help="drafted tokens per step (default: 4; of chosen models 2)")
@@ -141,7 +142,7 @@ def _count(text: str) -> int | str:
 
 
 def _served(engine) -> str:
-    """Who drafted how much of what was verified."""
+    """Each drafter's share of the verifications."""
     steps = Counter(e.drafter for e in engine.trace.events if e.kind == "step" and e.emitted)
     return "drafters " + (", ".join(f"{name} {count / steps.total():.0%}" for name, count in steps.most_common()) or
                           "none yet")

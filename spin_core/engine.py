@@ -42,12 +42,12 @@ class Engine:
     family's drafters, "ngram" (prompt lookup), "none" (plain decoding), and compositions such as "ngram+NAME": what
     lookup (or a table) finds, else what the other drafts; "tree:..." drafts token trees (:mod:`spin_core.draft.trees`),
     "sparse:..." looks at a part of the cache (:mod:`spin_core.kv.ring`), "vote:..." lets several decide
-    (:mod:`spin_core.draft.vote`); how such names are written, :func:`spin_core.draft.pool.names` tells. ``gamma``:
+    (:mod:`spin_core.draft.vote`); how such names are written is said in those files. ``gamma``:
     drafted tokens per step, 4 by default; of a tree its depth at most, by default all of it.
 
     A ``selector`` (a policy's name, or a :class:`spin_core.select.Selector`) chooses anew in every step which drafter
     drafts for a request and how many tokens, except for requests submitted with a drafter of their own. For a policy's
-    name the pool is ``arms``, by default all of the family's drafters and "ngram", and ``gamma`` holds for all of them; by
+    name it chooses among ``arms``, by default the family's drafters and "ngram", and ``gamma`` holds for all of them; by
     default those that take passes draft 2 tokens and those that look up 4, with "spin" fewer where that pays more.
     ``capacities`` bounds the requests a drafter serves at once. ``fast_switching``: a drafter reads the text of a
     request that moves to it in a second thread, beside the steps; False makes the steps wait for it.
@@ -71,8 +71,8 @@ class Engine:
     ``trace_limit`` bounds the events that the trace keeps, None keeps all (:class:`spin_core.trace.Trace`).
 
     Threads: :meth:`submit`, :meth:`cancel`, :meth:`step`, :meth:`generate` and :meth:`stream` may be called from any
-    thread. One step runs at a time; a second call waits for its turn, and every step serves all requests. A step that is
-    called from within a step, by a drafter for example, raises RuntimeError. ``close()``, or leaving the engine's
+    thread. One step runs at a time; a second call waits for its turn, and a step serves the requests of all callers.
+    A step that is called from within a step, by a drafter for example, raises RuntimeError. ``close()``, or leaving the engine's
     ``with`` block, ends its requests and its threads.
 
     Raises ValueError for unknown drafters and strategies, for a drafter beside a selector, and for impossible limits. A

@@ -26,8 +26,8 @@ class SamplingParams:
     means the model's own end-of-text ids; an empty tuple means "never stop on a token". ``stop`` holds strings:
     the text is cut before the first of them. Every random number is a pure function of the seed and the positions
     in the text: with one drafter and gamma, ``seed``, prompt and limits fix a sampled text, whatever else is served.
-    Another drafter or gamma, or a limit that cuts a draft short, draws another text from the same distribution; a greedy text
-    is always the same.
+    Another drafter or gamma, or a limit that cuts a draft short, draws another text from the same distribution; a
+    greedy text is always the same.
     """
 
     temperature: float = 0.0
@@ -96,7 +96,7 @@ class Request:
 
     ``prompt_ids`` and ``output_ids`` together are the committed sequence; nothing drafted is in it before the
     target has verified it. ``text`` is the decoded output, cut before the first stop string; empty until the request
-    has finished. ``gamma`` is how many tokens to draft per step, ``drafter`` who drafts them; a selector may change
+    has finished. ``gamma`` is how many tokens to draft per step, ``drafter`` the drafter's name; a selector may change
     both at any step, unless the drafter is ``pinned``: asked for by name.
     """
 
@@ -138,7 +138,7 @@ class Request:
         return self.output_ids[start - prompt:] if start >= prompt else self.prompt_ids[start:] + self.output_ids
 
     def snapshot(self) -> "Request":
-        """The request as it is now, for whoever reads it while it grows."""
+        """A copy of the request as it is now, for a thread that reads it while it grows."""
         return replace(self, output_ids=list(self.output_ids))
 
 

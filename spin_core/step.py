@@ -252,7 +252,7 @@ class Step:
             verify_seconds=verified.verify_seconds, distributions=outcome.distributions, tree=outcome.tree)
 
     def _observe(self, groups: list[DraftGroup], served: list[tuple], events: list[Event]) -> float:
-        """Tell the selector how the step went; the seconds it took since it was told of the last step."""
+        """Report the step to the selector; the seconds that the selector took since the last report."""
         if not self.assigner:
             return 0.0
         rows = sum(len(w.input_ids) + count for group in groups for w, count in zip(group.members, group.counts))

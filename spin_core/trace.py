@@ -20,13 +20,13 @@ class Event:
     """One thing that happened to one request.
 
     ``kind`` is "submit", "admit", "step", "catch_up" or "finish"; ``time`` is seconds since the trace began, at its
-    end. A "step" event tells of one verification: who drafted (``drafter``), what (``drafted`` ids), how many of them
+    end. A "step" event is one verification: the ``drafter``, the ids that it ``drafted``, how many of them
     the target accepted (behind a stop, too), what was emitted (accepted tokens plus one of the target's own, cut at a
     stop), and the committed length before it (``context``). ``draft_seconds`` is the pass of the request's drafter,
     ``target_seconds`` the target's forward pass, ``verify_seconds`` accept/reject; all three are shared by the requests
     of the step (``batch`` of them), not split between them. A step with ``emitted`` empty only read a part of a long
-    prompt. ``select_seconds`` is what the selector took since the step before. ``distributions`` holds p and q for the widgets, when the engine
-    was asked to record them.
+    prompt. ``select_seconds`` is what the selector took since the step before. ``distributions`` holds p and q, when
+    the engine was asked to record them.
 
     ``draft_began`` and ``target_began`` are when these passes began, on the clock of ``time``; so the schedule of any
     run can be drawn. In a pipelined engine a step serves one micro-batch: number ``micro_batch`` of ``micro_batches``.
@@ -35,7 +35,7 @@ class Event:
     Where a tree was drafted, ``drafted`` holds its nodes, and ``tree`` their ``parents`` (-1: the committed text), the
     accepted ``path``, per node the ``drafters`` that proposed it, and its depth, ``reach``.
 
-    A "catch_up" event tells that ``drafter`` has read ``catch_up_tokens`` of a request's text without drafting for
+    A "catch_up" event says that ``drafter`` has read ``catch_up_tokens`` of a request's text without drafting for
     it; ``catch_up_seconds`` is this request's share of that pass, which may have run beside other work.
     """
 

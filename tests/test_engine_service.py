@@ -580,3 +580,21 @@ def test_one_string_is_not_taken_for_many_prompts():
     with pytest.raises(TypeError, match=r"prompts must be a list, such as \['abc'\]"):
         engine.generate("abc")
     assert not engine.trace.events
+
+
+def test_old_names_work_with_a_warning():
+    with pytest.warns(DeprecationWarning, match='pipeline="ahead" is called "async" now'):
+        engine = Engine(tiny.family(), "near", 3, pipeline="ahead")
+    assert engine.generate([[1, 4]], GREEDY)[0].output_ids == plain([1, 4])
+    with pytest.warns(DeprecationWarning, match="record_laws is called record_probs now"):
+        engine = Engine(tiny.family(), "near", 3, record_laws=True)
+    engine.generate([[1, 4]], GREEDY)
+    assert any(e.distributions for e in engine.trace.events)
+
+
+def test_impossible_limits_of_time_and_trace_are_refused():
+    for wrong in (0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="stage_timeout must be a positive number of seconds"):
+            Engine(tiny.family(), "near", stage_timeout=wrong)
+    with pytest.raises(ValueError, match="limit is a positive number of events or None"):
+        Engine(tiny.family(), "near", trace_limit=0)

@@ -113,7 +113,7 @@ def test_a_tree_that_lies_about_its_law_is_caught():
     ("tree:near:0,1", "at least one child"), ("tree:near:0.3", "no tree"), ("tree:near:1.0", "level by level|no tree"),
     ("tree:near:x", "tree shape 'x'"), ("tree:near", "is no tree"), ("tree:nobody:2", "unknown drafter 'nobody'"),
     ("tree:none,tree:2", "unknown|is no tree"), ("tree:ngram+near:2", "grown by model drafters that see all"),
-    ("ngram+tree:near:2,1", "a composition is of chains"), ("tree:near:2:top_k:4:5", "fields too many"),
+    ("ngram+tree:near:2,1", "a composition is of chains"), ("tree:near:2:top_k:4:5", "too many fields"),
     ("tree:near:9,9,9,9", "more than 512"), ("tree:near:2:0", "budget of at least one")])
 def test_what_is_no_tree_is_refused_by_name(name, why):
     with pytest.raises(ValueError, match=why):

@@ -136,7 +136,8 @@ def serve_broken(pipeline, params: SamplingParams, broken) -> tuple[Engine, list
             return broken(kind) if len(calls) == 3 else sound(requests, counts)
 
         drafter.propose = propose
-    requests = [engine.submit([i % VOCAB, 4, i % 7], params.with_(seed=i, max_new_tokens=24), drafter=f"d{i}") for i in kinds]
+    requests = [engine.submit([i % VOCAB, 4, i % 7], params.with_(seed=i, max_new_tokens=24), drafter=f"d{i}")
+                for i in kinds]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         serve(engine)
@@ -389,7 +390,7 @@ def test_calls_from_several_threads_give_the_texts_of_one(pipeline, seed):
     assert not errors, errors
     serve(engine)
     assert len(cancelled) > 2
-    assert all(request.finished and request.output_ids == texts[i][:len(request.output_ids)] for i, request in cancelled)
+    assert all(r.finished and r.output_ids == texts[i][:len(r.output_ids)] for i, r in cancelled)
     tiny.assert_idle(engine)
 
 

@@ -31,7 +31,7 @@ class Job:
         self.seconds = 0.0
         self.error: Exception | None = None
         self.began: float | None = None
-        self._first = threading.Lock()      # held by the thread that came first: the one that runs the job, or calls it off
+        self._first = threading.Lock()      # held by the thread that came first: to run the job or to call it off
         self._stop, self._done = threading.Event(), threading.Event()
 
     @property
@@ -124,7 +124,7 @@ def check_found(found: list[CaughtUp], count: int) -> list[CaughtUp]:
 
 
 class CatchUps:
-    """The jobs under way. ``executor`` runs them: :class:`Inline` or a :class:`Worker`; those of lookups run at once."""
+    """The jobs under way. ``executor`` runs them: :class:`Inline` or a :class:`Worker`; lookups' run at once."""
 
     def __init__(self, executor: Inline | Worker) -> None:
         self.executor = executor

@@ -1,7 +1,7 @@
 """Checks a draft where it is received, before anything of it reaches the target or its device.
 
-A drafter may be anybody's code. An id outside the vocabulary would poison a CUDA device for the whole process, and a
-distribution that is none would change what is sampled. So whatever a drafter hands over is checked once, on the host,
+A drafter may be code from anywhere. An id outside the vocabulary would poison a CUDA device for the whole process, and
+a distribution that is none would change what is sampled. So whatever a drafter hands over is checked once, on the host,
 and a drafter that hands over nonsense is retired like one that raises.
 """
 
@@ -26,11 +26,11 @@ def check_draft(draft: Draft, asked: list[int], rooms: list[int], vocab_size: in
         raise ValueError(f"its draft is {type(draft).__name__}, not a Draft")
     cu, tokens, rows = (_whole(name, getattr(draft, name)) for name in ("cu", "tokens", "prob_row"))
     if len(cu) != len(asked) + 1 or cu[0] != 0 or cu[-1] != len(tokens) or any(a > b for a, b in zip(cu, cu[1:])):
-        raise ValueError(f"its cu must rise from 0 to {len(tokens)} tokens in {len(asked)} steps, one for each request, "
-                         f"got {cu}")
+        raise ValueError(f"its cu must rise from 0 to {len(tokens)} tokens in {len(asked)} steps, one for each "
+                         f"request, got {cu}")
     counts = [end - start for start, end in zip(cu, cu[1:])]
     if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
-        raise ValueError(f"it drafted a token id outside the vocabulary of {vocab_size}: {min(tokens)} .. {max(tokens)}")
+        raise ValueError(f"it drafted ids from {min(tokens)} to {max(tokens)} of a vocabulary of {vocab_size}")
     _check_probs(draft, rows, len(tokens), vocab_size)
     levels = counts
     if isinstance(draft, Tree):
@@ -64,7 +64,8 @@ def _check_probs(draft: Draft, rows: list[int], count: int, vocab_size: int) -> 
     if ids is not None:
         listed = _whole("ids", ids)
         width = len(listed)
-        if not listed or not 0 <= listed[0] <= listed[-1] < vocab_size or any(a >= b for a, b in zip(listed, listed[1:])):
+        rises = all(a < b for a, b in zip(listed, listed[1:]))
+        if not (listed and rises and 0 <= listed[0] and listed[-1] < vocab_size):
             raise ValueError(f"its ids must rise within the vocabulary of {vocab_size}")
     if probs is not None and not (isinstance(probs, Tensor) and probs.is_floating_point() and probs.dim() == 2 and
                                   probs.shape[1] == width):
@@ -75,7 +76,7 @@ def _check_probs(draft: Draft, rows: list[int], count: int, vocab_size: int) -> 
                          f"got {rows}")
     # written so that NaN fails: it is neither near 1 nor at least 0
     if most and not bool((((probs.sum(-1) - 1).abs() <= SUM_TOLERANCE) & (probs.amin(-1) >= 0)).all()):
-        raise ValueError("a row of its probs is no distribution: it holds NaN or a negative number, or its sum is not 1")
+        raise ValueError("a row of its probs is no distribution: it holds NaN or negative numbers, or its sum is not 1")
 
 
 def _whole(name: str, x: Tensor) -> list[int]:

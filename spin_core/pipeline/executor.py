@@ -73,7 +73,7 @@ class Flight:
         start, value, failure = time.perf_counter(), None, None
         try:
             value = call()
-        except BaseException as error:      # it belongs to the owner, who will ask for the result; a worker lives on
+        except BaseException as error:      # it is raised where the result is asked for; the worker lives on
             failure = error
         self.spans.append(Span(stage, self.group, self.number, start, time.perf_counter()))
         outcome.set_exception(failure) if failure else outcome.set_result(value)
@@ -160,8 +160,8 @@ class Threads(Executor):
 class CudaStreams(Threads):
     """:class:`Threads` whose stages compute on CUDA streams of their own.
 
-    Streams alone would not do: a drafter asks the device after every token whether it still makes sense, and who waits
-    for an answer launches nothing. With a thread per stage only that stage waits.
+    Streams alone would not do: a drafter asks the device after every token whether its logits are finite, and a thread
+    that waits for an answer launches nothing. With a thread per stage only that stage waits.
 
     ``device`` is the target's, ``draft_device`` the drafters' where they have one of their own. Events keep the order
     between streams: verifying waits for its draft; the owner's stream for the verdict it takes

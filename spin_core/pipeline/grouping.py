@@ -1,4 +1,4 @@
-"""Who sits in which micro-batch: policies that cut a batch of requests into groups.
+"""Which requests share a micro-batch: policies that cut a batch into groups.
 
 A pipeline is as fast as its slowest round: max(sum of drafting, sum of verifying, the longest group's both). So
 groups should take equally long, in both stages; :func:`balanced` looks for that. Two other wishes compete with it. With
@@ -65,7 +65,7 @@ def by_drafter(items: Sequence[Item], count: int) -> Groups:
 
 
 def by_length(items: Sequence[Item], count: int) -> Groups:
-    """Neighbours in length sit together; the cuts are where the work is shared out most evenly."""
+    """Requests of similar length share a group; the cuts are where the work is shared out most evenly."""
     weigh = _weigher(items)
     order = sorted(range(len(items)), key=lambda i: items[i].length)
     groups: Groups = []

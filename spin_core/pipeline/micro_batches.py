@@ -214,7 +214,7 @@ class MicroBatches:
         self.groups = [[r for r in group if r.slot is not None] for group in self.groups]
 
     def _learn(self, verified: Verified, count: int) -> None:
-        """When every group has landed once, tell the heuristic how long that took."""
+        """When every group has landed once, report to the heuristic how long that took."""
         this, members = self._round, [work for group in verified.groups for work in group.members]
         this.landed += 1
         this.requests += len(members)

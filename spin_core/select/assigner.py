@@ -178,7 +178,7 @@ class Assigner:
             self.catch_ups.start(name, self.drafters.get(name), requests)
 
     def _settle(self, jobs: list[Job]) -> None:
-        """Book what catch-ups cost, and tell the selector what they found out."""
+        """Add up what catch-ups cost, and report to the selector what they found out."""
         errors = {job.name: job.error for job in jobs if job.error}
         for job in jobs:
             if job.error:
@@ -214,7 +214,7 @@ class Assigner:
             members = Counter(e.drafter for e in events)
             plain, extra = shares([len(e.drafted) for e in events],
                                   self.cost.decoding(ours, rows, events[0].target_seconds, alone), self.cost)
-            judging = events[0].verify_seconds / ours       # a row: accepting takes as long for every drafted token
+            verifying = events[0].verify_seconds / ours       # a row: accepting takes as long for every drafted token
             clean = rows if rows == ours and alone else 0
             outcomes = []
             for (request, event, failed), own in zip(steps, extra.tolist()):
@@ -223,8 +223,8 @@ class Assigner:
                 if not request.pinned:
                     outcomes.append(Outcome(request.id, event.drafter, event.reach, event.accepted,
                                             len(event.emitted), share * event.draft_seconds,
-                                            plain + own + judging * (1 + len(event.drafted)),
-                                            clean, event.target_seconds, plain + judging, failed))
+                                            plain + own + verifying * (1 + len(event.drafted)),
+                                            clean, event.target_seconds, plain + verifying, failed))
             self._ask("observe", lambda: self.selector.observe(outcomes))
         self._probe([request for request, _, _ in steps if not request.pinned and not request.finished])
 

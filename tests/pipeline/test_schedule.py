@@ -101,7 +101,8 @@ class VirtualClock(Executor):
 
     def __init__(self, draft, verify) -> None:
         super().__init__()
-        self.times, self.now, self.free, self.spans = {DRAFT: draft, VERIFY: verify}, 0.0, dict.fromkeys(STAGES, 0.0), []
+        self.times, self.now, self.spans = {DRAFT: draft, VERIFY: verify}, 0.0, []
+        self.free = dict.fromkeys(STAGES, 0.0)
 
     def _start(self, flight, draft, verify) -> None:
         flight.draft(draft)

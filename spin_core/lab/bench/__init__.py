@@ -1,7 +1,10 @@
 """Benchmarks: ``python -m spin_core bench NAME [--json OUT]``.
 
-Each module of this package is one benchmark with ``DESCRIPTION``, ``add_arguments(parser)`` and ``run(args) ->
-Report``. A report prints a table and then one line per bar; a bar is a number we promised and what it came to.
+A benchmark is a module with ``DESCRIPTION``, ``add_arguments(parser)`` and ``run(args) -> Report``: its arguments,
+cases, measurements, table and bars. A report prints a table and then one line per bar; a bar is a number that was
+promised and what it came to. What benchmarks share: `rounds` compares contenders live, `contenders` are other
+libraries, `timing` times calls in turns, `answers` says what drafters would draft along recorded text, `service` is a
+stream of requests. Begin with `products`, the shortest. A new benchmark needs a module and its name in :data:`NAMES`.
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ def pool(family) -> tuple[list[str], dict[str, Drafter]]:
 
 @dataclass
 class View:
-    """What a drafter would do before each token of one answer: how many tokens it drafts at most, how many of
-    those are right, whether it looks them up; its overlap with the target's distribution, and whether its first one is right."""
+    """What a drafter would do before each token of one answer: how many tokens it drafts at most, how many of those are
+    right, whether it looks them up; its overlap with the target's distribution; whether its first token is right."""
 
     drafted: list[int]
     accepted: list[int]

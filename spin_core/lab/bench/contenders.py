@@ -40,8 +40,8 @@ def generate(family, model, batch: int, max_new_tokens: int, temperature: float 
 
 
 def continuous(family, max_new_tokens: int, temperature: float = 0.0) -> Callable[[Tokens], Tokens]:
-    """transformers' continuous batching, with pages and masks no larger than needed: the default ones fill the memory of
-    a GPU, and take seconds per step on a CPU."""
+    """transformers' continuous batching, with pages and masks no larger than needed: the default ones fill a GPU's
+    memory, and take seconds per step on a CPU."""
     from transformers import GenerationConfig
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 

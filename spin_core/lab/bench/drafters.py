@@ -1,8 +1,8 @@
 """The drafter pool, drafter by drafter and workload by workload: how often is each right, and what does it cost?
 
-The target answers the test split greedily; every drafter is then judged on that text. Greedy chains need no engine for
-that (:mod:`spin_core.lab.distill.evaluate`), so one pass gives the outcome at every gamma. What a drafted token and a
-verification cost is measured on this machine, in isolation, at batch 1; speed-ups are predicted from both:
+The target answers the test split greedily; every drafter is compared with that text at every gamma (:mod:`.answers`).
+What a drafted token and a verification cost is measured on this machine, in isolation, at batch 1. Speed-ups are
+predicted from both:
 
     speed-up = tokens / sum over the steps of (drafted * c + v(drafted)),
 
@@ -23,7 +23,7 @@ from spin_core.lab.bench.timing import timings
 from spin_core.lab.distill.evaluate import MAX_GAMMA, Scores
 from spin_core.lab.simulate.acceptance import SHARES as PUBLISHED_SHARE
 
-DESCRIPTION = "every drafter's acceptance, cost and predicted speed-up by workload, and who is best for whom"
+DESCRIPTION = "every drafter's acceptance, cost and predicted speed-up by workload, and which is best for how many"
 # Where the answer is made of the prompt's own words.
 REPEATING = ("rewrite", "extract", "translate")
 FIGURE = "best_ssm_share"
@@ -119,9 +119,9 @@ def tokens(chain: Chain) -> int:
 
 def summarise(judged: dict[str, Judged], answers: Answers, costs: dict[str, float], verify: list[float]) -> Report:
     """One row per drafter and workload, "mix" last, and the bars."""
-    everyone = range(len(answers.workloads))
-    groups = {name: [i for i in everyone if answers.workloads[i] == name] for name in dict.fromkeys(answers.workloads)}
-    groups["mix"] = list(everyone)
+    every = range(len(answers.workloads))
+    groups = {name: [i for i in every if answers.workloads[i] == name] for name in dict.fromkeys(answers.workloads)}
+    groups["mix"] = list(every)
     spent = {name: {g: [seconds(c, _cost(costs, name), verify, up, costs.get(name.split("+")[0]))
                         for c, up in zip(chains, j.looked[g])] for g, chains in j.chains.items()}
              for name, j in judged.items()}
@@ -132,8 +132,8 @@ def summarise(judged: dict[str, Judged], answers: Answers, costs: dict[str, floa
 
     # a request is served with its drafter's best gamma on the mix, as a fixed setting would be
     setting = {name: max(spent[name], key=lambda g: speed(name, g, groups["mix"])) for name in judged}
-    alone = [name for name in judged if "+" not in name]        # who is best is asked of drafters, not of compositions
-    best = [max(alone, key=lambda n: lengths[i] / spent[n][setting[n]][i]) for i in everyone]
+    alone = [name for name in judged if "+" not in name]        # compositions do not compete for the best
+    best = [max(alone, key=lambda n: lengths[i] / spent[n][setting[n]][i]) for i in every]
     rows_ = []
     for workload, members in groups.items():
         share = defaultdict(float)

@@ -48,12 +48,12 @@ def sections() -> dict[str, Callable[[Settings], Report]]:
 
 
 def attempt(report: Report, name: str, call: Callable[[], T]) -> T | None:
-    """What ``call`` returns; None where it fails or has no room, which ``report`` then tells. Memory is given back."""
+    """What ``call`` returns; None where it fails or does not fit into memory: ``report`` then says so. Frees memory."""
     try:
         return call()
     except torch.OutOfMemoryError:
         report.notes.append(f"{name}: left out, it does not fit into memory")
-    except Exception as error:          # one part's trouble must not cost the others their time on the card
+    except Exception as error:          # one part that fails must not cost the others their time on the card
         report.notes.append(f"{name}: FAILED: {type(error).__name__}: {str(error)[:300]}")
         report.bars.append(Bar(name + FAILS, 0.0, ">= 1"))
     finally:

@@ -2,8 +2,8 @@
 
 Weights of that size cannot travel with a benchmark that needs no network, so they are random. The models do all their
 work on the device: they draft, verify, attend, write and roll back their caches. Only what counts as accepted is
-replayed from a recording of real drafters (:mod:`spin_core.lab.simulate.recording`), each of which lends its record to a
-drafter of one of the paper's shapes. Speed is then that of such hardware and shapes with such acceptance, and the text
+replayed from a recording of real drafters (:mod:`spin_core.lab.simulate.recording`): each drafter of one of the paper's
+shapes has the record of one of them. Speed is then that of such hardware and shapes with such acceptance, and the text
 means nothing.
 """
 
@@ -20,6 +20,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from spin_core.lab.bench import Bar, Report
 from spin_core.lab.bench import names
@@ -30,6 +31,7 @@ from spin_core.draft.base import CaughtUp, never_stopped
 from spin_core.engine import Engine
 from spin_core.request import Request, SamplingParams
 from spin_core.select.assigner import DEFAULT_GAMMA_MODEL
+from spin_core.step import DraftGroup, RequestOutcome
 from spin_core.lab.simulate.recording import Recording
 from spin_core.lab.simulate.profiles import DRAFTERS, TARGETS, Model
 from spin_core.zoo import DraftModel
@@ -107,16 +109,20 @@ class Replayed(Engine):
     """An engine whose models do all their work, while ``recording`` says what of it is accepted.
 
     ``recorded``: for each drafter of the family the index of its arm. A request stands for a recorded answer: its
-    prompt is as long, and it ends where the answer ends. What drafters find out by reading along is replayed, too.
+    prompt is as long, and it ends where the answer ends. What drafters find out by catching up is replayed, too.
     """
 
     def __init__(self, family, recording: Recording, recorded: dict[str, int], *drafter, **options) -> None:
+        super().__init__(family, *drafter, **options)
         self.recording, self.recorded = recording, recorded
         self.answer: dict[int, int] = {}            # of each request, by its id
-        super().__init__(family, *drafter, **options)
+        self.stages._accept_reject = partial(self._accept_recorded, self.stages._accept_reject)
+        for name in recorded if self.selection else ():
+            drafter = self.get_drafter(name)
+            drafter.catch_up = partial(self._caught_up, name, drafter.catch_up)
 
     def serve(self, answers: Iterator[int], done: Callable[[], bool]) -> None:
-        """Step at least once and until ``done()``; as a request ends, the next one takes its seat."""
+        """Step at least once and until ``done()``; as a request ends, the next one is submitted."""
         while True:
             while len(self.running) + len(self.queue) < self.max_batch:
                 self.answering(next(answers))
@@ -135,25 +141,18 @@ class Replayed(Engine):
         return request
 
     def held(self, request: Request, drafter: str, position: int) -> int:
-        """How many tokens of that drafter's chain hold behind ``position`` tokens of the answer."""
+        """How many tokens of that drafter's draft are accepted after ``position`` tokens of the answer."""
         at = self.recording.starts[self.answer[request.id]] + position
         return int(self.recording.accepted[self.recorded[drafter], at])
 
-    def _judge(self, group, logits):
-        outcomes = super()._judge(group, logits)
+    def _accept_recorded(self, accept_reject: Callable, group: DraftGroup, logits: Tensor) -> list[RequestOutcome]:
+        outcomes = accept_reject(group, logits)
         for work, outcome in zip(group.members, outcomes):
             if outcome.drafted and not outcome.failed:
                 held = self.held(work.request, group.drafter, len(work.request.output_ids))
                 outcome.accepted = min(len(outcome.drafted), held)
                 outcome.tokens = outcome.drafted[:outcome.accepted] + outcome.tokens[-1:]
         return outcomes
-
-    def _selection(self, *settings):
-        selection = super()._selection(*settings)
-        for name in self.recorded if selection else ():
-            drafter = self.drafters[name]
-            drafter.catch_up = partial(self._caught_up, name, drafter.catch_up)
-        return selection
 
     def _caught_up(self, name: str, read: Callable, requests: list[Request], stopped=never_stopped) -> list[CaughtUp]:
         out = read(requests, stopped)

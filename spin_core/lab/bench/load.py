@@ -31,7 +31,7 @@ def add_arguments(parser) -> None:
                         help="instead: a fault every 50 steps, in drafters, in the selector and from other threads")
     parser.add_argument("--beside", type=at_least(0), metavar="N",
                         help="instead: throughput beside N busy processes against the fair share of the machine")
-    parser.add_argument("--seconds", type=positive, default=5, help="with --beside: length of a measurement (default 5)")
+    parser.add_argument("--seconds", type=positive, default=5, help="with --beside: of a measurement (default 5)")
 
 
 def run(args) -> Report:
@@ -48,7 +48,7 @@ def run(args) -> Report:
     lost = sum(not r.finished for r in served.requests) + len(engine.queue) + len(engine.running)
     wrong, compared = differences(family, served, todo, args.compare)
     served.requests.clear()
-    memory = Memory(engine, len(todo))       # of a second service on the same engine: what grows now is kept for nothing
+    memory = Memory(engine, len(todo))      # of a second service on the same engine: what grows now is a leak
     serve(engine, todo, args.seed + 1, keep=False, between=memory.look)
     return Report("load", memory.rows, [
         Bar("requests lost", lost, "<= 0"),
@@ -71,10 +71,11 @@ class Memory:
         if submitted // self.every > len(self.rows):
             self.trace.events.clear()       # as a service does that has written its events down
             gc.collect()
-            self.rows.append({"jobs_submitted": submitted, "objects": len(gc.get_objects()), "resident_mb": resident() / 1e6})
+            self.rows.append({"jobs_submitted": submitted, "objects": len(gc.get_objects()),
+                              "resident_mb": resident() / 1e6})
 
     def growth(self, what: str) -> float | None:
-        """The last third over the first; None where the system does not tell."""
+        """The last third over the first; None where the system does not say."""
         values = [row[what] for row in self.rows]
         third = max(1, len(values) // 3)
         first = statistics.median(values[:third])

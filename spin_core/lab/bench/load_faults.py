@@ -1,7 +1,7 @@
 """A service in which things break: no request may be lost, and every text must be what it is without the fault.
 
-Every :data:`EVERY` steps something goes wrong: a drafter raises or hands over a draft that is none, the selector answers
-nonsense, or another thread cancels, submits or generates while a step runs. A drafter that broke is retired for good, so
+Every :data:`EVERY` steps something goes wrong: a drafter raises or hands over a malformed draft, the selector answers
+nonsense, or another thread cancels, submits or generates while a step runs. A drafter that broke is retired for good:
 the small family has one drafter under many names.
 """
 
@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -42,23 +43,23 @@ DRAFTS: dict[str, Callable[[Draft], object]] = {
     "more requests": lambda d: replace(d, cu=torch.cat([d.cu, d.cu[-1:] + 1])),
     "counts that fall": lambda d: replace(d, cu=d.cu.flip(0)),
     "probabilities of another vocabulary": lambda d: replace(d, probs=torch.full((1, VOCAB + 1), 1 / (VOCAB + 1))),
-    "rows of probabilities that are not there": lambda d: replace(d, probs=None, prob_row=torch.full_like(d.prob_row, 7)),
+    "rows of probabilities that are missing": lambda d: replace(d, probs=None, prob_row=torch.full_like(d.prob_row, 7)),
     "NaN for probabilities": lambda d: replace(d, probs=torch.full((1, VOCAB), torch.nan),
                                                prob_row=torch.zeros_like(d.prob_row))}
-ANSWERS = (5, None, "spin", {0: "close"}, [float("nan")], {0: ("nobody", 2)}, {0: ("close", float("nan"))})
+ANSWERS = (5, None, "spin", {0: "close"}, [float("nan")], {0: ("unknown", 2)}, {0: ("close", float("nan"))})
 """What a broken selector answers."""
 
 
 class Faults:
-    """Breaks something of ``engine`` every :data:`EVERY` steps, all kinds in turn, beginning behind those ``names`` that
-    an earlier service had. Requests of other threads are kept in ``others``."""
+    """Breaks something of ``engine`` every :data:`EVERY` steps, all kinds in turn, beginning after ``names``, those of
+    an earlier service. Requests of other threads are kept in ``others``."""
 
     def __init__(self, engine: Engine, extra: list[Job], seed: int, names: Sequence[str] = ()) -> None:
         self.engine, self.extra, self.rng = engine, iter(extra), random.Random(seed)
         self.steps, self.before, self.names, self.threads, self.errors = 0, len(names), [], [], []
         self.others: list[tuple[Request, Job]] = []
         self.kinds: list[tuple[str, Callable]] = [
-            *((f"drafter: {name}", lambda change=change: self._break_drafter(change)) for name, change in DRAFTS.items()),
+            *((f"drafter: {name}", partial(self._break_drafter, change)) for name, change in DRAFTS.items()),
             ("selector answers nonsense", self._break_selector), ("another thread cancels", self._cancel),
             ("another thread submits", self._submit), ("another thread generates", self._generate)]
 
@@ -129,8 +130,9 @@ def measure(requests: int, batch: int, seed: int, pipelines=PIPELINES) -> Report
     """Serve ``requests`` with faults, in each way to overlap drafting and verifying."""
     family, rows, names = small(DRAFTERS), [], []
     # sampled text depends on its drafter, which may be retired: sampled requests are decoded plainly
-    todo = jobs(requests, seed, ["none"])
-    extra = [replace(job, patience=None) for job in jobs(requests, seed + 1, ["none"])]
+    drafters = [*family.drafters, "ngram"]
+    todo = jobs(requests, seed, drafters, sampled=["none"])
+    extra = [replace(job, patience=None) for job in jobs(requests, seed + 1, drafters, sampled=["none"])]
     for pipeline in pipelines:
         with Engine(family, max_batch=batch, kv_tokens=10 * batch, pipeline=pipeline, **LIMITS) as engine, \
                 warnings.catch_warnings():
@@ -141,12 +143,13 @@ def measure(requests: int, batch: int, seed: int, pipelines=PIPELINES) -> Report
         names += faults.names
         others = Served([request for request, _ in faults.others])
         found = [differences(family, served, todo), differences(family, others, [job for _, job in faults.others])]
-        everyone = served.requests + others.requests
-        rows.append({"pipeline": pipeline, "requests": len(everyone), "steps": faults.steps, "faults": len(faults.names),
-                     "kinds": len(set(faults.names)),
-                     "drafters_retired": len(engine.retired), "cancelled": sum(r.finish_reason is FinishReason.CANCELLED for r in everyone),
-                     "lost": sum(not r.finished for r in everyone) + len(engine.queue) + len(engine.running),
-                     "errors": len(faults.errors) + sum(r.error is not None for r in everyone),
+        all_requests = served.requests + others.requests
+        rows.append({"pipeline": pipeline, "requests": len(all_requests), "steps": faults.steps,
+                     "faults": len(faults.names), "kinds": len(set(faults.names)),
+                     "drafters_retired": len(engine.retired),
+                     "cancelled": sum(r.finish_reason is FinishReason.CANCELLED for r in all_requests),
+                     "lost": sum(not r.finished for r in all_requests) + len(engine.queue) + len(engine.running),
+                     "errors": len(faults.errors) + sum(r.error is not None for r in all_requests),
                      "wrong_texts": sum(wrong for wrong, _ in found), "compared": sum(count for _, count in found)})
     total = {what: sum(row[what] for row in rows) for what in ("lost", "wrong_texts", "errors", "faults", "steps")}
     return Report("load-faults", rows, [
@@ -155,5 +158,5 @@ def measure(requests: int, batch: int, seed: int, pipelines=PIPELINES) -> Report
         Bar("requests and calls that end in an error", total["errors"], "<= 0"),
         Bar(f"kinds of faults, of {len(faults.kinds)}", len(set(names)), f">= {min(len(names), len(faults.kinds))}"),
         Bar(f"faults for every {EVERY} steps", total["faults"] * EVERY / total["steps"], ">= 0.9")], [
-        f"{requests} requests, batch {batch}, random models in float64; faults: of the drafter ({', '.join(DRAFTS)}), of "
-        "the selector, and of other threads that cancel, submit and generate while a step runs"])
+        f"{requests} requests, batch {batch}, random models in float64; faults: of the drafter ({', '.join(DRAFTS)}), "
+        "of the selector, and of other threads that cancel, submit and generate while a step runs"])

@@ -36,7 +36,7 @@ class PaddedView:
         height = max(batch.counts)
         self.rows = SlotRows(batch, slots, height, device)
         row = torch.arange(height, device=device)[:, None]
-        visible = torch.arange(self.width, device=device) <= self.prefix[:, None, None] + row       # [slots, height, width]
+        visible = torch.arange(self.width, device=device) <= self.prefix[:, None, None] + row    # [slots, height, width]
         self.bias = torch.zeros_like(visible, dtype=cache.k[0].dtype).masked_fill_(~visible, -torch.inf)[:, None]
 
     def attend(self, layer: int, query: Tensor, scale: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""What passes of this machine have to do and take, and the profile that explains them to the simulator.
+"""How much work passes are on this machine, how long they take, and the hardware profile fitted to them.
 
 ``figures/data/MACHINE/passes.json`` is where :mod:`spin_core.lab.simulate.profiles` looks for the JSON of such a run.
 """
@@ -45,7 +45,7 @@ def models(family) -> dict[str, Model]:
 
 def work_of(family, times: PassTimes) -> list[dict]:
     """Rows of a report: what passes have to do, and take. ``fitted``: not the prompts of drafters, whose profile would
-    charge them for logits that nobody computes."""
+    charge them for logits that are not computed."""
     known, dtype = models(family), DTYPES[family.target.dtype]
     return [{"model": name, "rows": rows, "slots": slots, "context": context,
              **work(known[name], rows, slots, context, dtype), "seconds": seconds,

@@ -81,7 +81,7 @@ def run(args) -> Report:
     whole.notes += ["the best fixed drafter is chosen by the rounds that report it",
                     "'packed products' is transformers' own loop over the products that our runner uses: what it gains "
                     "over plain generate is due to the products alone",
-                    "ceilings: the stored recording of this pool replayed by one who knows it; vs_plain on its costs"]
+                    "ceilings: the stored recording of this pool replayed, knowing the future; vs_plain on its costs"]
     if args.arms:
         whole.notes.append(f"{MORE}: {', '.join(args.arms)}")
     return whole
@@ -122,8 +122,8 @@ def case(batch: int, temperature: float) -> str:
 
 def compare(here: list[Contender], prompts: Mapping[str, Tokens], before: Tokens, params: SamplingParams, stop: float,
          notes: list[str]) -> None:
-    """Let everybody decode everything, round by round, until time ``stop``; before that those who choose drafters serve
-    ``before``. A peer that raises is out, and a note says why. Whatever else is raised leaves whole rounds only."""
+    """Let all contenders decode all ``prompts``, round by round, until time ``stop``. Engines with a selector serve
+    ``before`` first. A peer that raises is left out, and a note says why; any other error leaves whole rounds only."""
     ours = [c for c in here if c.engine]
     for contender in ours:
         in_turns([contender.engine], before if contender.engine.selection else before[:1], params)
@@ -197,11 +197,11 @@ def bars(here: list[Contender], batch: int, temperature: float) -> list[Bar]:
     return out
 
 
-# ---- who takes part
+# ---- the contenders
 
 
 def field_of(family, batch: int, temperature: float, args) -> list[Contender]:
-    """Everybody for one case; at temperature 1 those that matter most."""
+    """The contenders of one case; at temperature 1 those that matter most."""
     distribution = args.max_new_tokens, temperature
     greedy = temperature == 0
     packed = how.packed(family.target) if greedy else None
@@ -272,7 +272,7 @@ def best_gamma(name: str, batch: int, requests: int = 48) -> int | None:
 
 
 def ceilings(batch: int, requests: int = 48) -> list[dict]:
-    """What one could reach who knows what will be accepted (arXiv 2601.11580), on the stored recording of this pool."""
+    """What a policy could reach that knew what will be accepted (arXiv 2601.11580), on the stored recording."""
     stored = Recording.load()
     recording = stored.only(stored.drafters).take(np.arange(min(requests, len(stored))))
     gammas = {arm: 4 if arm in recording.lookups else 2 for arm in recording.arms}

@@ -7,7 +7,7 @@ taking turns with all cores is another question, and the goodput answers it.
 
 The best fixed count is picked in runs of its own; then it, the heuristic and the engine without a pipeline run in
 turns, and what is compared are ratios within a turn. Were the best picked in the same runs, its luck would count.
-What trying costs is told apart: the seconds that the heuristic's trials lost, of all that it served.
+The costs of trying are a bar of their own: the seconds that the heuristic's trials lost, of all that it served.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def add_arguments(parser) -> None:
     parser.add_argument("--batch", type=positive, default=8, help="requests served at once (default 8)")
     parser.add_argument("--counts", type=positive, nargs="+", default=[1, 2, 4, 8],
                         help="micro-batches (default 1 2 4 8)")
-    parser.add_argument("--drafter", help="who drafts (default: the family's first)")
+    parser.add_argument("--drafter", help="the drafter (default: the family's first)")
     parser.add_argument("--gamma", type=positive, default=4)
     parser.add_argument("--max-new-tokens", type=positive, default=32)
     parser.add_argument("--repeats", type=positive, default=5, help="turns of the comparison with the best (default 5)")
@@ -107,11 +107,11 @@ def interpreter_lock() -> list[dict]:
             torch.set_num_threads(1)
             work()
 
-        crew = [threading.Thread(target=one) for _ in range(threads)]
+        workers = [threading.Thread(target=one) for _ in range(threads)]
         start = time.perf_counter()
-        for thread in crew:
+        for thread in workers:
             thread.start()
-        for thread in crew:
+        for thread in workers:
             thread.join()
         return time.perf_counter() - start
 
@@ -159,13 +159,13 @@ def overlapped(executor, draft, verify, groups: int, rounds: int) -> Schedule:
     """Run ``rounds`` rounds of ``groups`` groups through both stages; the schedule that came of it."""
     spans = []
     with executor:
-        aloft = deque(executor.launch(draft, verify, g) for g in range(groups))
+        in_flight = deque(executor.launch(draft, verify, g) for g in range(groups))
         for left in range(groups * rounds, 0, -1):
-            flight = aloft.popleft()
-            flight.result()
-            spans += flight.spans
+            done = in_flight.popleft()
+            done.result()
+            spans += done.spans
             if left > groups:
-                aloft.append(executor.launch(draft, verify, flight.group))
+                in_flight.append(executor.launch(draft, verify, done.group))
     return Schedule(spans)
 
 
@@ -199,7 +199,7 @@ def engines(family, batch: int, counts: Sequence[int], *, drafter: str | None = 
 def sweep(contestants: dict[int | str, Engine], prompts: Sequence, params: SamplingParams, *, repeats: int = 5,
           warm: int = 4) -> dict[int | str, list[Run]]:
     """``repeats`` runs of every engine, in turns, each turn begun by another one. Before that the heuristic gets
-    ``warm`` runs to make up its mind, and who else has never served a short one at most."""
+    ``warm`` runs to choose in, and an engine that has never served one short run."""
     short = params.with_(max_new_tokens=min(SHORT, params.max_new_tokens))
     for setting, engine in contestants.items():
         for _ in range(warm if setting == "auto" else min(warm, not engine.steps)):
@@ -209,9 +209,9 @@ def sweep(contestants: dict[int | str, Engine], prompts: Sequence, params: Sampl
     for turn in range(repeats):
         at = turn % len(order)
         for setting, engine in order[at:] + order[:at]:
-            told = len(engine.trace.events)
+            engine.trace.events.clear()
             requests = engine.generate(prompts, params)
-            runs[setting].append(measure(engine.trace.events[told:], requests))
+            runs[setting].append(measure(engine.trace.events, requests))
     return runs
 
 

@@ -15,7 +15,7 @@ from spin_core.lab.simulate.recording import Passes, Recording
 
 
 def record(family, limit: int | None, max_new_tokens: int, repeats: int) -> Recording:
-    """``limit`` prompts of each workload's test split (None: all), answered greedily; drafters judged on the text."""
+    """``limit`` prompts of each workload's test split (None: all), answered greedily, and what drafters would draft."""
     began = time.time()
     answers = answer(family, limit, max_new_tokens)
     models, lookups = pool(family)

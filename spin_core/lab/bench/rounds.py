@@ -55,7 +55,8 @@ class Contender:
 def serve(contenders: Sequence[Contender], number: int, workload: str, prompts: Tokens, params: SamplingParams,
           turn: int = TURN) -> None:
     """Let the contenders that are engines decode a workload in turns, as part of round ``number``."""
-    for contender, (requests, seconds) in zip(contenders, in_turns([c.engine for c in contenders], prompts, params, turn)):
+    served = in_turns([c.engine for c in contenders], prompts, params, turn)
+    for contender, (requests, seconds) in zip(contenders, served):
         contender.record(number, workload, [r.output_ids for r in requests], seconds)
 
 

@@ -1,4 +1,4 @@
-"""Selection policies on recorded text: who comes how close to the best drafter of every request?
+"""Selection policies on recorded text: how close does each come to the best drafter of every request?
 
 The test split's greedy answers and what every drafter would have done along them are recorded (``--record``), once
 per pool of drafters; all policies are then replayed on the recording. Each seed serves the requests in an order of its
@@ -68,8 +68,8 @@ def run(args) -> Report:
             rows += [{"costs": costs} | row for row in trial.sweep()]
         notes.append(f"{costs}: gamma " + ", ".join(f"{a} {g}" for a, g in trial.gammas.items()))
     notes.append("passes timed on this machine" if args.time or args.record else
-                 "a selector's own time is this machine's, the steps it is a share of are the recording's: they compare "
-                 "where both are the same machine (--time)")
+                 "a selector's own time is this machine's, the steps it is a share of are the recording's: they are "
+                 "comparable where both are the same machine (--time)")
     for batch, bound in ((8, .01), (256, .02)):
         share, seconds = thinking(recording, batch)
         rows.append({"costs": "measured", "policy": f"spin-full thinking, batch {batch}", "share_of_step": share})
@@ -79,7 +79,7 @@ def run(args) -> Report:
 
 
 def best_gammas(recording: Recording, batch: int) -> dict[str, int]:
-    """Of every drafter the draft length with which it is fastest on the whole recording, as a fixed setting would be."""
+    """By drafter the draft length with which it is fastest on the whole recording, as a fixed setting would be."""
     return {a: max(range(1, MAX_GAMMA + 1), key=lambda g: replay(
         recording, make(f"fixed:{a}", recording.arms, gamma=g), batch=batch).goodput) for a in recording.arms}
 
@@ -115,7 +115,7 @@ class Trial:
         self.scores: dict[str, Score] = {}
 
     def play(self, policy: str, arms: tuple[str, ...], **options) -> Score:
-        """A policy over ``arms``, all seeds. "spin-full" bounds its own lengths; all others have the fixed settings'."""
+        """A policy over ``arms``, all seeds. "spin-full" bounds its own lengths; others have the fixed settings'."""
         if policy.startswith("spin-full"):
             options = {"cost": self.whole.passes["target"]} | options
         else:
@@ -128,7 +128,8 @@ class Trial:
         """Ceilings, fixed arms and policies."""
         drafters, composed = self.recording.arms, tuple(self.whole.composed)
         jobs = {f"fixed:{a}": (f"fixed:{a}", (a,)) for a in (*drafters, *composed)} | {"none": (f"fixed:{NONE}", ())}
-        jobs |= {name: (name, drafters) for name in BANDITS} | {"spin-full, composed": ("spin-full", drafters + composed)}
+        jobs |= {name: (name, drafters) for name in BANDITS}
+        jobs["spin-full, composed"] = "spin-full", drafters + composed
         for name, (policy, arms) in jobs.items():
             score = self.scores[name] = self.play(policy, arms)
             yield {"policy": name, "goodput": score.goodput.mean(), "share_of_oracle": score.share.mean(),
@@ -155,7 +156,8 @@ class Trial:
 
     def _over(self, name: str, other: str) -> float:
         ratio = self.scores[name].goodput / self.scores[other].goodput
-        return float(ratio.mean() - 1.96 * ratio.std(ddof=1) / np.sqrt(len(ratio))) if len(ratio) > 1 else float(ratio[0])
+        spread = ratio.std(ddof=1) / np.sqrt(len(ratio)) if len(ratio) > 1 else 0.0
+        return float(ratio.mean() - 1.96 * spread)
 
     def sweep(self) -> Iterator[dict]:
         """SPIN's schedule and prior, and the shrinkage and memory of full information."""
@@ -165,8 +167,8 @@ class Trial:
                 score = self.play("spin", drafters, explore=explore, first=first, growth=growth)
                 yield {"policy": f"spin, {explore} of {first} x{growth:g}", "goodput": score.goodput.mean(),
                        "share_of_oracle": score.share.mean(), "+-": score.error}
-        for policy, options in [("spin", {"prior": p}) for p in PRIOR] + [("spin-full", {"kappa": k}) for k in KAPPA] + \
-                [("spin-full", {"memory": m}) for m in MEMORY]:
+        for policy, options in [*(("spin", {"prior": p}) for p in PRIOR), *(("spin-full", {"kappa": k}) for k in KAPPA),
+                                *(("spin-full", {"memory": m}) for m in MEMORY)]:
             score = self.play(policy, drafters, **options)
             yield {"policy": f"{policy}, " + ", ".join(f"{k} {v}" for k, v in options.items()),
                    "goodput": score.goodput.mean(), "share_of_oracle": score.share.mean(), "+-": score.error}

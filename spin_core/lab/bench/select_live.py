@@ -1,9 +1,9 @@
 """Selection live: policies against every fixed drafter, served by the engine on this machine, in turns of a few steps.
 
-All contenders answer the same prompts greedily. A ratio is the median over the rounds of ratios within a round. The best
-fixed drafter is the best of all drafters and draft lengths in hindsight. After one round all but the fastest few fixed
-drafters stand back, which leaves time for more rounds between those that are close. Policies serve as in a service:
-what they learn in one round they keep.
+All contenders answer the same prompts greedily. A ratio is the median over the rounds of ratios within a round. The
+best fixed drafter is the best of all drafters and draft lengths in hindsight. After one round all but the fastest few
+fixed drafters stand back, which leaves time for more rounds between those that are close. Policies serve as in a
+service: what they learn in one round they keep.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def compare(family, prompts: Tokens, arms: list[str], policies: list[str], gamma
         return rates
 
     fixed = [Contender("none", engine=Engine(family, "none", 0, **size))]
-    fixed += [Contender(arm, gamma=gamma, engine=Engine(family, arm, gamma, **size)) for arm in arms for gamma in gammas]
+    fixed += [Contender(arm, gamma=gamma, engine=Engine(family, arm, gamma, **size))
+              for arm in arms for gamma in gammas]
     warm = dict(zip(map(_label, fixed), warm_up(fixed)))
     # a policy with one draft length per drafter gets the one that served best in the warm-up
     lengths = {arm: max((c for c in fixed if c.name == arm), key=lambda c: warm[_label(c)]).gamma for arm in arms}
@@ -87,10 +88,10 @@ def compare(family, prompts: Tokens, arms: list[str], policies: list[str], gamma
             engine = Engine(family, selector=selector, pipeline="off", fast_switching=fast, **size)
             chosen.append(Contender(name if fast else f"{name}, waiting", engine=engine))
     warm_up(chosen)
-    serving = everyone = fixed + chosen
+    serving = contenders = fixed + chosen
     for number in range(repeats):
         round_(serving, number)
-        if serving is everyone:
+        if serving is contenders:
             fastest = sorted(fixed[1:], key=lambda c: warm[_label(c)] + c.rate(), reverse=True)
             serving = [fixed[0], *fastest[:finalists], *chosen]
     return summarise(fixed, chosen, lengths)

@@ -30,9 +30,9 @@ class Job:
     patience: int | None = None
 
 
-def jobs(count: int, seed: int, drafters: list[str], kinds: int = 100) -> list[Job]:
+def jobs(count: int, seed: int, drafters: list[str], kinds: int = 100, sampled: list[str] | None = None) -> list[Job]:
     """Requests of so many kinds: prompts of 1 to 16 tokens, outputs of 1 to 12, greedy and sampled, stop tokens and
-    strings. A tenth is given up."""
+    strings. A tenth is given up. ``sampled``: drafters of sampled requests, where these are others."""
     rng, pool = random.Random(seed), []
     for number in range(kinds):
         greedy = rng.random() < .6
@@ -40,7 +40,7 @@ def jobs(count: int, seed: int, drafters: list[str], kinds: int = 100) -> list[J
                                 max_new_tokens=rng.randint(1, 12), seed=number, stop_ids=rng.choice([None, ()]),
                                 stop=tuple(rng.choices(ALPHABET, k=rng.choice([0, 0, 1]))))
         pool.append(Job(tuple(rng.choices(range(VOCAB), k=rng.randint(1, 16))), params,
-                        rng.choice([None, None, *drafters]) if greedy else rng.choice(drafters)))
+                        rng.choice([None, None, *drafters]) if greedy else rng.choice(sampled or drafters)))
     return [replace(rng.choice(pool), patience=rng.randrange(4) if rng.random() < .1 else None) for _ in range(count)]
 
 
@@ -80,11 +80,11 @@ def serve(engine: Engine, todo: list[Job], seed: int = 0, *, keep: bool = True,
 
 
 def differences(family, served: Served, todo: list[Job], count: int | None = None) -> tuple[int, int]:
-    """Of the first ``count`` texts (None: all) how many are not those of requests served alone, and how many were compared.
+    """Of the first ``count`` texts (None: all) how many are not those of requests served alone, and how many there are.
     What was given up must be the beginning of its text."""
     alone, texts, wrong = Engine(family, "none", max_batch=1, **LIMITS), {}, 0
     for request, job in list(zip(served.requests, todo))[:count]:
-        # greedy text is the target's own, whoever drafts; sampled text is a function of its drafter's choices too
+        # greedy text is the target's own, whichever drafter serves; sampled text depends on its drafter
         kind = job.prompt, job.params, "none" if job.params.greedy else job.drafter
         if kind not in texts:
             texts[kind], = alone.generate([list(job.prompt)], job.params, drafter=kind[2])

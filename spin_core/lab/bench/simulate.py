@@ -1,7 +1,7 @@
 """The simulator: how many request-steps it makes per second, and whether its clock is right on this machine.
 
 Speed is measured over the paper's setting. For the clock the engine serves the test split with every
-drafter, gamma and batch of a grid, and the simulator serves the same, told only
+drafter, gamma and batch of a grid, and the simulator serves the same, knowing only
 
 * what passes of each model take by rows, measured apart from the engine,
 * *efficiency factors*, one per model: how much longer such a pass takes inside the engine. They are fitted at a gamma
@@ -163,7 +163,7 @@ def between(gammas) -> int:
 def efficiency(runs: dict[str, Engine], apart: dict[str, Passes]) -> dict[str, float]:
     """By model the median of how much longer its passes took in these runs, one per drafter, than measured apart.
 
-    Steps in which somebody reads a prompt are left out.
+    Steps in which a request reads its prompt are left out.
     """
     ratios: dict[str, list[float]] = {name: [] for name in ("target", *runs)}
     for drafter, engine in runs.items():

@@ -2,8 +2,8 @@
 
 Three groups of texts. *Documents* are long and go on where they were cut, as the texts do on which sparse self-drafts
 were published (books; MagicDec, arXiv 2408.11049): here Python's own language reference, which every interpreter
-brings along. They are judged, greedy and sampled. Beside them stand the workloads' prompts as they are,
-and *joined* ones: chats, of which half, where they are short, leaves the instruction out. The ladder comes from the
+brings along. The bar is on them, greedy and sampled. Beside them stand the workloads' prompts as they are,
+and *joined* ones. These are chats: half of a short one leaves its instruction out. The ladder comes from the
 logs of ``python -m spin_core distill`` (``--drafter spire --drafter spire-random-initialisation ...``,
 all rungs with the same ``--steps``).
 """

@@ -46,22 +46,25 @@ def run(args) -> Report:
 def measure(engine: Engine, prompts: dict[str, list], args) -> Report:
     """The parts of ``args.only`` with an idle ``engine``; ``prompts`` by workload."""
     distributions = {"greedy": SamplingParams(max_new_tokens=args.max_new_tokens),
-            "sampled": SamplingParams(temperature=1.0, max_new_tokens=args.max_new_tokens)}
+                     "sampled": SamplingParams(temperature=1.0, max_new_tokens=args.max_new_tokens)}
     mix = [prompt for each in zip(*prompts.values()) for prompt in each]
     report = Report("trees", [], notes=[
         f"{len(mix)} prompts of {len(prompts)} workloads, {args.max_new_tokens} tokens; sampled: temperature 1",
         "published: SpecInfer (arXiv 2305.09781), its models and data; tau = tokens per verification"])
 
     def row(part: str, distribution: str, drafter: str, at, measured: float, published: float | None = None) -> None:
-        report.rows.append(dict(part=part, law=distribution, drafter=drafter, at=at, measured=measured, published=published))
+        report.rows.append({"part": part, "law": distribution, "drafter": drafter, "at": at, "measured": measured,
+                            "published": published})
 
     def tau(name: str, distribution: str, which: list | None = None) -> float:
-        return trees.tau(trees.verifications(engine, name, mix if which is None else which, distributions[distribution]))
+        which = mix if which is None else which
+        return trees.tau(trees.verifications(engine, name, which, distributions[distribution]))
 
     texts = {}
     if {"match", "shape"} & set(args.only):
         for distribution in distributions:
-            texts[distribution] = engine.generate(mix, [distributions[distribution].with_(seed=s) for s in range(len(mix))], drafter="ngram")
+            seeded = [distributions[distribution].with_(seed=seed) for seed in range(len(mix))]
+            texts[distribution] = engine.generate(mix, seeded, drafter="ngram")
     if "match" in args.only:
         for distribution in distributions:
             for name in args.drafters:
@@ -70,7 +73,8 @@ def measure(engine: Engine, prompts: dict[str, list], args) -> Report:
                     row("1: token among first k", distribution, name, k, rate, theirs)
 
     if "law" in args.only:
-        found = {name: verify_rules.measure(rule)[0] for name, rule in (verify_rules.LOSSLESS | verify_rules.BIASED).items()}
+        rules = verify_rules.LOSSLESS | verify_rules.BIASED
+        found = {name: verify_rules.measure(rule)[0] for name, rule in rules.items()}
         for name, distance in found.items():
             row("law: distance from p", "sampled", "six tokens", name, distance)
         report.bars += [Bar("distance from p of the allowed child rules, largest",
@@ -132,7 +136,8 @@ def measure(engine: Engine, prompts: dict[str, list], args) -> Report:
             short = distributions["greedy"].with_(max_new_tokens=min(24, args.max_new_tokens), stop_ids=())
             cost = {}
             for width in args.width:
-                runs = trees.verifications(served, f"tree:{first}:{trees.paper_shape(width)}", (mix * batch)[:batch], short)
+                name = f"tree:{first}:{trees.paper_shape(width)}"
+                runs = trees.verifications(served, name, (mix * batch)[:batch], short)
                 cost[width] = trees.step_seconds(runs, batch) * 1000 / by_width[width]
                 row("map: ms per token", "greedy", first, f"batch {batch}, width {width}", cost[width])
             fastest[batch] = min(cost, key=cost.get)

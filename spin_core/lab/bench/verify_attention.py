@@ -24,7 +24,7 @@ BATCHES = (4, 8, 16)
 DRAFTS = (0, 4)                 # drafted tokens; the target reads one more
 SKEWS = ("equal", "alpaca", "spread", "one long")
 LAYERS = 2
-JUDGED = 100                    # rounds that compare the best strategy and "auto", where these differ
+COMPARED = 100                    # rounds that compare the best strategy and "auto", where these differ
 GPU_SCALE = 4                   # contexts four times as long: the short ones are over before a GPU is busy
 
 
@@ -81,7 +81,7 @@ def run(args) -> Report:
     return Report("verify-attention", rows, bars, [
         f"{heads.kv * heads.group} heads over {heads.kv} kv heads of {dim}, {dtype}, {torch.get_num_threads()} threads; "
         f"us per layer, medians of {args.repeats} rounds in which all take turns, over {LAYERS} layers; ratios are medians "
-        "of the ratios within a round; where auto is not the best strategy, the two are compared in rounds of their own",
+        "of ratios within a round; where auto is not the best strategy, the two are compared in rounds of their own",
         "plan_us: planning and layout, once per step and not per layer",
         f"largest difference between strategies {max(errors):.1e}",
         "padded_view: the padded batch without gathering, if slots and memory allow",
@@ -131,15 +131,15 @@ def _case(keys: list[int], queries: int, heads: Heads, dim: int, dtype, device, 
     times = dict(zip(steps, timed(list(calls.values()), device, repeats)))
     us = {name: float(np.median(times[key])) * 1e6 for name, key in of.items()}
     best = min(names, key=lambda name: np.median(times[of[name]]))
-    judged = [1.0] if of[best] == of["auto"] else \
-        np.divide(*timed([calls[of[best]], calls[of["auto"]]], device, max(repeats, min(JUDGED, 5 * repeats))))
+    ratios = [1.0] if of[best] == of["auto"] else \
+        np.divide(*timed([calls[of[best]], calls[of["auto"]]], device, max(repeats, min(COMPARED, 5 * repeats))))
     others = {name: us.pop(name) for name in _others(device)}
     view = others.pop("padded_view")
     auto, pieces = steps[of["auto"]].plan, steps[of["decomposed"]].plan
     row = {"keys": pieces.kv_true, "touched": pieces.kv_touched, "width": pieces.width,
            **{f"{name}_us".replace("-", "_"): value for name, value in us.items()},
            "padded_view_us": view, **{f"{name}_us": value for name, value in others.items()},
-           "best": best, "best_over_auto": float(np.median(judged)),
+           "best": best, "best_over_auto": float(np.median(ratios)),
            "padded_over_decomposed": _ratio(times[of["padded"]], times[of["decomposed"]]),
            "padded_view_over_auto": _ratio(times["padded_view"], times[of["auto"]]),
            "auto_pools": sum(len(pool.requests) for pool in auto.pools),

@@ -2,7 +2,7 @@
 
 Every notebook runs through papermill in a kernel of this very interpreter, in its own folder, with those of
 the parameters ``profile``, ``device`` and ``figures_dir`` that its tagged cell declares. Written below
-``--output`` (the checkout, unless told otherwise):
+``--output`` (the checkout, by default):
 
     runs/PROFILE/NAME.ipynb, NAME.html    executed copies; NAME.failed.ipynb where a cell failed
     runs/PROFILE/state.json               what is finished, from what (a hash), and how long it took
@@ -12,8 +12,9 @@ A notebook is skipped when its source, the package, the profile and the device a
 finished. One that fails is named with its cell and error; the others still run. Exit status: 0 all finished,
 1 a notebook failed, 2 nothing to do as asked, 130 interrupted.
 
-The way through: `notebooks` finds them and knows what each depends on, `kernel` executes one, `progress`
-shows how far it is, `runner` goes through all of them, `storing` puts results into the notebooks themselves.
+Begin with `runner`, which goes through all notebooks. `notebooks` finds them and knows what each depends on, `kernel`
+executes one, `progress` shows how far it is, `storing` puts results into the notebooks themselves, `comparison` makes
+the README's table, `command` is the command line.
 """
 
 from __future__ import annotations

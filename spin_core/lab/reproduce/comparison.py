@@ -109,7 +109,7 @@ def _fixed(n: Numbers, large: Numbers) -> list:
         replayed = f"replayed: {spin / max(fixed):.2f}× the best, {spin / min(fixed):.2f}× the worst"
         return "; ".join([replayed, *_live(n.directory)])
     setting = "tokens/s (their setting)"
-    spin, one = (lambda who=who: n.at("published", setting, who) for who in ("SPIN", "LLaMA 68M for all"))
+    spin, one = (lambda name=name: n.at("published", setting, name) for name in ("SPIN", "LLaMA 68M for all"))
     return [lambda: f"{spin() / one():.2f}× 68M for all",
             lambda: f"{_at_scale(large, 'spin', '68M'):.2f}×, full information "
                     f"{_at_scale(large, 'spin-full', '68M'):.2f}× (CP, 7B)", measured]
@@ -191,7 +191,7 @@ def _heuristic(n: Numbers, large: Numbers) -> list:
         return f"{min(found.values()):.2f} of the best number's goodput at worst, trying included"
 
     def measured() -> str:
-        # the figure's single sweep cannot tell a few percent from noise; the benchmark compares within turns
+        # the figure's single sweep cannot separate a few percent from noise; the benchmark compares within turns
         shares = {f"bench pipeline, turn by turn, {found.machine}": found.bars[bar]
                   for found in stored("pipeline", directory=n.directory) if found.bars.get(bar)}
         sweep = n.series.get(("measured", "goodput relative to the best fixed count"), {}).get("heuristic")

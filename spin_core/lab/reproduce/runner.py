@@ -101,8 +101,8 @@ def _report(job: Job) -> dict[str, Any]:
     return {"words": "unchanged, nothing to do" if job.status == "unchanged" else f"FAILED, {job.error}"}
 
 
-def _run_one(job: Job, state: State, package: str, runs: Path, figures_dir: Path, profile: str, device: str, fresh: bool,
-             cell_seconds: int, progress: Progress) -> None:
+def _run_one(job: Job, state: State, package: str, runs: Path, figures_dir: Path, profile: str, device: str,
+             fresh: bool, cell_seconds: int, progress: Progress) -> None:
     """Run one notebook, unless it is finished already, and record it."""
     source = nbformat.read(job.path, as_version=4)
     declared = parameters(source)
@@ -113,8 +113,9 @@ def _run_one(job: Job, state: State, package: str, runs: Path, figures_dir: Path
     values = {"profile": profile, "device": device,
               # relative, so that no executed copy shows where this checkout lies
               "figures_dir": os.path.relpath(figures_dir, job.path.parent)}
+    values = {name: value for name, value in values.items() if name in declared}
     progress.start(job.name, len(source.cells))
-    _execute(job, {name: value for name, value in values.items() if name in declared}, runs, cell_seconds, profile, progress)
+    _execute(job, values, runs, cell_seconds, profile, progress)
     made = [d["name"] for d in figures.read(figures_dir) if d["notebook"] == job.name]
     state.record(job.name, digest=digest, seconds=round(job.seconds, 1), figures=made)
     job.status = "finished"

@@ -146,7 +146,7 @@ def default_directory() -> Path:
 def _render(fig: Figure, path: Path, salt: str) -> None:
     import matplotlib
 
-    # ids in an SVG are random and both formats carry a date or a version unless told otherwise
+    # ids in an SVG are random and both formats carry a date or a version by default
     metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
     with matplotlib.rc_context({"svg.hashsalt": salt}):
         fig.savefig(path, dpi=150, bbox_inches="tight", metadata=metadata)

@@ -155,7 +155,7 @@ def test_the_stored_table_puts_the_hypotheses_in_order(report):
     assert set(scores) == set(HYPOTHESES)
     without = [scores[name] for name in scores if name.startswith("recompute")]
     assert max(without) < min(score for name, score in scores.items() if not name.startswith("recompute"))
-    assert min(without) == scores["recompute"] < .5 * scores["cached"]
+    assert max(without) < .5 * scores["cached"]
     for row in report["rows"]:
         if "lengths" in row and row["hypothesis"] == "cached":
             moved = [r["score"] for r in report["rows"] if r.get("lengths") == row["lengths"] and r is not row]

@@ -225,11 +225,12 @@ def _dots(ax: Axes, groups: Mapping, xlabel: str, title: str) -> None:
 @styled
 def verify_memory(batches: Sequence[int], held: Mapping[str, Sequence[float]],
                   extra: Mapping[str, Sequence[float]], budget: float,
-                  modelled: Mapping[str, Sequence[float]], cards: Mapping[str, float], published: int) -> Figure:
+                  modelled: Mapping[str, Sequence[float]], cards: Mapping[str, float], published: int,
+                  uncached: Mapping[str, Sequence[float]] | None = None) -> Figure:
     """Bytes of a verification by batch size. Left: keys and values ``held`` and what the attention allocates
     beside them, ``extra``, both by way, with a ``budget``; right: ``modelled`` bytes with the weights and the
     memory of some ``cards``; ``published`` is the batch size at which the paper's padded batch runs out of
-    memory."""
+    memory. ``uncached``: as ``modelled``, for a target without a cache (dotted)."""
     figure, (left, right) = canvas(4.3, 1, 2)
     x, names = np.arange(len(batches)), list(held)
     for j, way in enumerate(names):
@@ -245,6 +246,8 @@ def verify_memory(batches: Sequence[int], held: Mapping[str, Sequence[float]],
     left.grid(axis="x", visible=False)
     for way, values in modelled.items():
         right.plot(x, np.asarray(values) / 1e9, color=WAYS[way][0], marker="o", linestyle=(0, (4, 2)))
+    for way, values in (uncached or {}).items():
+        right.plot(x, np.asarray(values) / 1e9, color=WAYS[way][0], marker="x", linestyle=":")
     for name, size in cards.items():
         right.axhline(size / 1e9, color=INK, linewidth=1, linestyle=":")
         right.text(-0.1, size / 1e9, name, va="bottom", size=9)
@@ -258,5 +261,6 @@ def verify_memory(batches: Sequence[int], held: Mapping[str, Sequence[float]],
     handles = [Patch(facecolor=WAYS[way][0], label=WAYS[way][2]) for way in names]
     handles += [Patch(facecolor=tint(GREY, 0.45), label="pale: keys and values held"),
                 Patch(facecolor=GREY, label="full: allocated beside them")]
+    handles += [Line2D([], [], color=GREY, marker="x", linestyle=":", label="modelled without a cache")] * bool(uncached)
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return figure

@@ -196,7 +196,8 @@ def test_a_target_that_raises_fails_the_step_and_nothing_else(bad, where, monkey
 def test_an_interrupt_under_way_loses_no_token(where, bad, drafter, monkeypatch):
     """While a verdict is read, while it is sent off, or between the requests that it is about."""
     waiting, other = engines(drafter, max_batch=3)
-    owner, name = {"read": (transfer.Download, "read"), "sent": (asynchronous, "Download"), "told": (other.stages, "commit_request")}[where]
+    owner, name = {"read": (transfer.Download, "read"), "sent": (asynchronous, "Download"),
+                   "told": (other.stages, "commit_request")}[where]
     plain, calls = getattr(owner, name), itertools.count(1)
 
     def interrupted(*args):
