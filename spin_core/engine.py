@@ -6,6 +6,7 @@ step (:mod:`spin_core.step`), and the pipeline that decides when a step runs. Re
 
 from __future__ import annotations
 
+import itertools
 import operator
 import threading
 import warnings
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 
 from spin_core.draft import Drafter, pool
+from spin_core.logits import check_model, resolve, samples
 from spin_core.pipeline.asynchronous import Asynchronous
 from spin_core.pipeline.executor import LIMIT, Sequential
 from spin_core.pipeline.grouping import POLICIES
@@ -25,6 +27,7 @@ from spin_core.scheduler import Scheduler
 from spin_core.select import Selector
 from spin_core.select.assigner import DEFAULT_GAMMA, Assigner, make_selector
 from spin_core.step import Step
+from spin_core.text import special_stops
 from spin_core.trace import EVENTS, Event, Trace
 
 Prompt = str | list[int] | list[dict]
@@ -38,17 +41,14 @@ class Engine:
     ``Engine(family)`` with the family's first drafter where the target is spread over processes: they have no clock
     in common to decide by.
 
-    ``drafter`` names the drafter of every request that is submitted without one of its own. Names are those of the
-    family's drafters, "ngram" (prompt lookup), "none" (plain decoding), and compositions such as "ngram+NAME": what
-    lookup (or a table) finds, else what the other drafts; "tree:..." drafts token trees (:mod:`spin_core.draft.trees`),
-    "sparse:..." looks at a part of the cache (:mod:`spin_core.kv.ring`), "vote:..." lets several decide
-    (:mod:`spin_core.draft.vote`); how such names are written is said in those files. ``gamma``:
-    drafted tokens per step, 4 by default; of a tree its depth at most, by default all of it.
+    ``drafter`` names the drafter of every request that is submitted without one of its own: one of the family's,
+    "ngram" (prompt lookup), "none" (plain decoding), or made of these, as :mod:`spin_core.draft.composite`, ``trees``,
+    ``sparse`` and ``vote`` say. ``gamma``: drafted tokens per step, 4 by default; of a tree its depth, by default all.
 
     A ``selector`` (a policy's name, or a :class:`spin_core.select.Selector`) chooses anew in every step which drafter
     drafts for a request and how many tokens, except for requests submitted with a drafter of their own. For a policy's
-    name it chooses among ``arms``, by default the family's drafters and "ngram", and ``gamma`` holds for all of them; by
-    default those that take passes draft 2 tokens and those that look up 4, with "spin" fewer where that pays more.
+    name the pool is ``arms``, by default all of the family's drafters and "ngram", and ``gamma`` holds for all of them;
+    by default models draft 2 tokens and lookups 4, with "spin" fewer where that pays more.
     ``capacities`` bounds the requests a drafter serves at once. ``fast_switching``: a drafter reads the text of a
     request that moves to it in a second thread, beside the steps; False makes the steps wait for it.
 
@@ -72,8 +72,8 @@ class Engine:
 
     Threads: :meth:`submit`, :meth:`cancel`, :meth:`step`, :meth:`generate` and :meth:`stream` may be called from any
     thread. One step runs at a time; a second call waits for its turn, and a step serves the requests of all callers.
-    A step that is called from within a step, by a drafter for example, raises RuntimeError. ``close()``, or leaving the engine's
-    ``with`` block, ends its requests and its threads.
+    A step that is called from within a step, by a drafter for example, raises RuntimeError. ``close()``, or leaving
+    the engine's ``with`` block, ends its requests and its threads.
 
     Raises ValueError for unknown drafters and strategies, for a drafter beside a selector, and for impossible limits. A
     bad *request* never raises: it comes back finished with ``FinishReason.ERROR`` and says why, and the others go on.
@@ -112,6 +112,7 @@ class Engine:
                 check_whole(f"Engine: {name}", value, least)
         if not stage_timeout > 0:
             raise ValueError(f"Engine: stage_timeout must be a positive number of seconds, got {stage_timeout!r}")
+        check_model(family.target)
         self.family = family
         self.max_len = min(max_len or 2048, family.max_context)
         self.max_batch = max_batch
@@ -134,6 +135,7 @@ class Engine:
         self.pipeline = None if pipeline == "off" else Asynchronous(self.stages) if pipeline == "async" else \
             MicroBatches(self.stages, pipeline, grouping, max_batch=max_batch, limit=stage_timeout)
         self.closed = False
+        self._seeds = itertools.count()             # of requests without one
         self._turn = threading.Lock()               # held by the thread that steps
         self._stepping: int | None = None           # that thread
 
@@ -157,9 +159,7 @@ class Engine:
             raise RuntimeError("Engine.submit: the engine is closed")
         if gamma is not None:
             check_whole("Engine.submit: gamma", gamma, 0)
-        params = SamplingParams() if params is None else params
-        if not isinstance(params, SamplingParams):
-            raise TypeError(f"Engine.submit: params must be a SamplingParams or None, got {params!r}")
+        params = resolve(params, self.family.target, self._seeds)
         if self.selection and drafter is None:
             if gamma is not None:
                 raise ValueError("Engine.submit: with a selector, gamma is for requests that name their drafter")
@@ -173,7 +173,8 @@ class Engine:
         try:
             request.prompt_ids = self._encode(prompt)
             scheduler.check(request)
-            request.stop_ids = frozenset(self.family.stop_ids if params.stop_ids is None else params.stop_ids)
+            request.stop_ids = frozenset(self.family.stop_ids if params.stop_ids is None else params.stop_ids) | \
+                special_stops(getattr(self.family, "tokenizer", None), params.stop)
             ends = (FinishReason.LENGTH,) if params.max_new_tokens == 0 else None
         except Exception as error:          # whatever is wrong with a prompt is a failure of its request alone
             ends = FinishReason.ERROR, str(error) or type(error).__name__
@@ -206,7 +207,7 @@ class Engine:
 
     def generate(self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None,
                  **submit) -> list[Request]:
-        """Run all ``prompts`` to their end; the requests in the order of the prompts."""
+        """Run all ``prompts`` to their end; the requests in the order of the prompts, each with its ``n`` samples."""
         requests: list[Request] = []
         try:
             self._submit_all(requests, prompts, params, submit)
@@ -334,7 +335,8 @@ class Engine:
         if len(params) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts but {len(params)} sampling parameters")
         for prompt, own in zip(prompts, params):
-            requests.append(self.submit(prompt, own, **submit))
+            for sample in samples(own):
+                requests.append(self.submit(prompt, sample, **submit))
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str) or isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], dict):

@@ -90,8 +90,10 @@ def save_json(path: str | Path, document: dict[str, Any]) -> None:
 
 @contextmanager
 def locked(folder: Path, wait: Callable[[], None] | None = None) -> Iterator[None]:
-    """Hold ``folder`` (made if absent) for this process alone. Where another process holds it, ``wait()`` is called once
-    and then waited for it; without ``wait``, BlockingIOError names the folder. The lock ends with its process."""
+    """Hold ``folder`` (made if absent) for this process alone. The lock ends with its process.
+
+    Where another process holds it, call ``wait()`` once, and wait; without ``wait`` raise BlockingIOError, naming it.
+    """
     import filelock
 
     folder.mkdir(parents=True, exist_ok=True)

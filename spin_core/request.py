@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from numbers import Integral, Real
 
+from spin_core.text import OutputText
+
 
 class FinishReason(str, Enum):
     """Why a request ended."""
@@ -27,7 +29,12 @@ class SamplingParams:
     the text is cut before the first of them. Every random number is a pure function of the seed and the positions
     in the text: with one drafter and gamma, ``seed``, prompt and limits fix a sampled text, whatever else is served.
     Another drafter or gamma, or a limit that cuts a draft short, draws another text from the same distribution; a
-    greedy text is always the same.
+    greedy text is always the same. ``seed`` None: the engine gives each such request the next of the numbers 0, 1, ...
+
+    ``repetition_penalty``, ``no_repeat_ngram_size`` and ``suppress_tokens`` act on the target's logits as in
+    transformers' ``generate``; None is what the model's generation config says. ``n``: samples of each prompt.
+    ``logprobs``: keep the log-probability of each emitted token under the target, before temperature, filters and
+    penalties, in ``Request.logprobs``.
     """
 
     temperature: float = 0.0
@@ -37,7 +44,12 @@ class SamplingParams:
     max_new_tokens: int = 128
     stop_ids: tuple[int, ...] | None = None
     stop: tuple[str, ...] = ()
-    seed: int = 0
+    seed: int | None = None
+    repetition_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
+    suppress_tokens: tuple[int, ...] | None = None
+    n: int = 1
+    logprobs: bool = False
 
     def __post_init__(self) -> None:
         def check(ok: bool, rule: str) -> None:
@@ -57,13 +69,16 @@ class SamplingParams:
                 raise ValueError(f"SamplingParams: {name} must be a list or a tuple, got {value!r}") from None
 
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else several("stop", self.stop))
-        if self.stop_ids is not None:
-            stop_ids = tuple(whole("stop_ids", i) for i in several("stop_ids", self.stop_ids))
-            object.__setattr__(self, "stop_ids", stop_ids)
-        for name in ("top_k", "max_new_tokens", "seed"):
-            object.__setattr__(self, name, whole(name, getattr(self, name)))
-        for name in ("temperature", "top_p", "min_p"):
+        for name in ("stop_ids", "suppress_tokens"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, tuple(whole(name, i) for i in several(name, value)))
+        for name in ("top_k", "max_new_tokens", "seed", "no_repeat_ngram_size", "n"):
+            if (value := getattr(self, name)) is not None or name in ("top_k", "max_new_tokens", "n"):
+                object.__setattr__(self, name, whole(name, value))
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
             value = getattr(self, name)
+            if value is None and name == "repetition_penalty":
+                continue
             check(isinstance(value, Real), f"{name} must be a number, got {value!r}")
             try:
                 object.__setattr__(self, name, float(value))
@@ -75,13 +90,24 @@ class SamplingParams:
         check(0.0 < self.top_p <= 1.0, f"top_p must be in (0, 1], got {self.top_p}")
         check(0.0 <= self.min_p <= 1.0, f"min_p must be in [0, 1], got {self.min_p}")
         check(self.max_new_tokens >= 0, f"max_new_tokens must be >= 0, got {self.max_new_tokens}")
-        check(0 <= self.seed < 2**63, f"seed must be in [0, 2**63), got {self.seed}")
+        check(self.seed is None or 0 <= self.seed < 2**63, f"seed must be in [0, 2**63), got {self.seed}")
+        check(self.repetition_penalty is None or 0 < self.repetition_penalty < float("inf"),
+              f"repetition_penalty must be finite and > 0 (1 = off), got {self.repetition_penalty}")
+        check((self.no_repeat_ngram_size or 0) >= 0, f"no_repeat_ngram_size must be >= 0 (0 = off), got "
+                                                     f"{self.no_repeat_ngram_size}")
+        check(min(self.suppress_tokens or (0,)) >= 0, f"suppress_tokens must be ids, got {self.suppress_tokens}")
+        check(self.n >= 1, f"n must be >= 1, got {self.n}")
         check(all(isinstance(s, str) and s for s in self.stop),
               f"stop strings must be text, not empty, got {self.stop}")
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def adjusts_logits(self) -> bool:
+        """Whether a penalty or suppression changes the target's logits (:mod:`spin_core.logits`)."""
+        return self.repetition_penalty not in (None, 1.0) or bool(self.no_repeat_ngram_size or self.suppress_tokens)
 
     def with_(self, **changes) -> "SamplingParams":
         return replace(self, **changes)
@@ -112,6 +138,8 @@ class Request:
     slot: int | None = None
     stop_ids: frozenset[int] = frozenset()
     pinned: bool = False
+    logprobs: list[float] = field(default_factory=list)     # of the output's tokens, where ``params`` ask for them
+    decoded: OutputText | None = None                       # the text so far, where it is needed before the end
 
     @property
     def ids(self) -> list[int]:

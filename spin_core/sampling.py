@@ -28,7 +28,7 @@ class SamplingBatch:
     def from_params(params: list[SamplingParams], device: torch.device | str = "cpu") -> "SamplingBatch":
         """One row per entry of ``params``."""
         def column(name: str, dtype: torch.dtype) -> Tensor:
-            return torch.tensor([getattr(p, name) for p in params], dtype=dtype, device=device)
+            return torch.tensor([getattr(p, name) or 0 for p in params], dtype=dtype, device=device)   # seed None is 0
 
         # beyond these the distribution no longer changes, but in single precision they would be 0 (greedy) or infinite
         temperature = [p.temperature and min(max(p.temperature, 1e-30), 1e30) for p in params]

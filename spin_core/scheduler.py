@@ -15,6 +15,7 @@ from spin_core.draft.pool import DrafterPool
 from spin_core.request import FinishReason, Request
 from spin_core.runtime import ModelRunner
 from spin_core.select.assigner import Assigner
+from spin_core.text import OutputText
 from spin_core.trace import Trace
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Scheduler:
         """End the request if the token just committed does; does it?"""
         reason = None
         try:
-            if request.output_ids[-1] in request.stop_ids or request.params.stop and self._text(request)[1]:
+            if request.output_ids[-1] in request.stop_ids or request.params.stop and self._decoded(request).stopped:
                 reason = FinishReason.STOP
             elif request.remaining <= 0 or request.length >= self.max_len:
                 reason = FinishReason.LENGTH
@@ -94,7 +95,7 @@ class Scheduler:
         with self.lock:
             request.finish_reason, request.error = reason, error
             try:
-                request.text = self._text(request)[0]
+                request.text = self._decoded(request).text
             except Exception as fault:
                 request.finish_reason = FinishReason.ERROR
                 request.error = error or f"its text cannot be decoded: {type(fault).__name__}: {fault}"
@@ -126,8 +127,9 @@ class Scheduler:
             slot, request.slot = request.slot, None
         self.drafters.rollback(slot, 0)
 
-    def _text(self, request: Request) -> tuple[str, bool]:
-        """The decoded output up to the first stop string, and whether there is one."""
-        text = self.family.decode(request.output_ids)
-        found = [at for at in map(text.find, request.params.stop) if at >= 0]
-        return text[:min(found, default=len(text))], bool(found)
+    def _decoded(self, request: Request) -> OutputText:
+        """The request's text so far."""
+        if request.decoded is None:
+            request.decoded = OutputText(self.family.decode, request.prompt_ids, request.params.stop)
+        request.decoded.catch_up(request.output_ids)
+        return request.decoded

@@ -23,10 +23,11 @@ from torch import Tensor
 from spin_core.draft import Draft, Drafter, Tree
 from spin_core.draft.check import check_draft
 from spin_core.draft.pool import DrafterPool
+from spin_core.logits import adjust, distributions, log_probs
 from spin_core.request import FinishReason, Request
 from spin_core.runtime import ModelRunner
 from spin_core.runtime.workers import Watch
-from spin_core.sampling import SamplingBatch, probabilities
+from spin_core.sampling import SamplingBatch
 from spin_core.scheduler import Scheduler
 from spin_core.select.assigner import Assigner
 from spin_core.trace import Event, Trace
@@ -202,6 +203,7 @@ class Step:
             return [RequestOutcome([]) for _ in group.members]
         requests = [w.request for w in group.members]
         sampling = SamplingBatch.from_params([r.params for r in requests], logits.device)
+        raw, logits = logits, adjust(logits, group.draft, requests)
         position = torch.tensor([r.length for r in requests], device=logits.device)
         trees: list[dict | None] = [None] * len(requests)
         if isinstance(group.draft, Tree):
@@ -215,8 +217,11 @@ class Step:
                 group.counts, verdict.num_accepted.tolist(), verdict.tokens.tolist(), verdict.failed.tolist())):
             outcomes.append(RequestOutcome([next(drafted) for _ in range(count)], accepted, [t for t in row if t >= 0],
                                            failed, tree=trees[b]))
+            if requests[b].params.logprobs:
+                path = trees[b]["path"] if trees[b] else range(accepted)
+                outcomes[-1].logprobs = log_probs(raw[sum(group.counts[:b]) + b:], path, outcomes[-1].tokens)
             if self.record_probs:
-                outcomes[-1].distributions = _distributions(group.draft, logits, sampling, b)
+                outcomes[-1].distributions = distributions(group.draft, logits, sampling, b)
         return outcomes
 
     def commit_request(self, request: Request, outcome: RequestOutcome) -> list[int]:
@@ -232,6 +237,7 @@ class Step:
             emitted.append(token)
             if self.scheduler.finish_if_stopped(request):
                 break
+        request.logprobs += outcome.logprobs[:len(emitted)]
         if outcome.tokens and not request.finished:
             self._roll_back(request, read)
         return emitted
@@ -310,6 +316,7 @@ class RequestOutcome:
     failed: bool = False
     distributions: dict | None = None
     tree: dict | None = None        # see spin_core.trace.Event
+    logprobs: list[float] = field(default_factory=list)     # of ``tokens``, where they are asked for
 
 
 @dataclass
@@ -333,18 +340,3 @@ class InFlight:
     group: int = 0
     groups: int = 1
     watch: Watch | None = None
-
-
-def _distributions(draft: Draft, logits: Tensor, sampling: SamplingBatch, b: int) -> dict[str, Tensor]:
-    """p ``[g + 1, V]`` and q ``[g, V]`` at the positions that request b drafted, both over the target's ids."""
-    first, last = int(draft.cu[b]), int(draft.cu[b + 1])
-    rows = torch.full((last - first + 1,), b, device=logits.device)
-    p = probabilities(logits[first + b:last + b + 1], sampling.rows(rows))
-    q = p.new_zeros(last - first, p.shape[1])
-    for i, n in enumerate(range(first, last)):
-        if draft.prob_row[n] < 0:
-            q[i, draft.tokens[n]] = 1
-        else:
-            probs = draft.probs[draft.prob_row[n]].to(q)
-            q[i] = probs if draft.ids is None else q[i].index_copy(0, draft.ids, probs)
-    return {"p": p, "q": q}

@@ -19,7 +19,7 @@ class OutputText:
     per token does not grow with the text.
     """
 
-    def __init__(self, decode: Callable[[list[int]], str], prompt_ids: Sequence[int], stop: tuple[str, ...] = ()) -> None:
+    def __init__(self, decode: Callable[[list[int]], str], prompt_ids: Sequence[int], stop: Sequence[str] = ()) -> None:
         self.text, self.stopped = "", False
         self._decode, self._stop = decode, stop
         self._ids = list(prompt_ids)
@@ -32,10 +32,10 @@ class OutputText:
         """Add ``tokens``; whether a stop string is complete."""
         if self._shown is None:
             self._shown = self._decode(self._ids)
-        before = len(self._ids)
+        tokens = list(tokens)
+        window = self._decode(self._ids[self._start:] + tokens)     # first: where it raises, nothing has changed
         self._ids += tokens
-        self._count += len(self._ids) - before
-        window = self._decode(self._ids[self._start:])
+        self._count += len(tokens)
         whole = window.rstrip(INCOMPLETE)
         new = whole[len(os.path.commonprefix([whole, self._shown])):]
         if new:
@@ -58,3 +58,14 @@ class OutputText:
         found = [at for at in (self.text.find(s, searched) for s in self._stop) if at >= 0]
         if found:
             self.text, self.stopped = self.text[:min(found)], True
+
+
+def special_stops(tokenizer, stop: Sequence[str]) -> set[int]:
+    """The ids of the special tokens among the stop strings: a decoded text leaves them out, so they end a request as
+    tokens. ValueError for a stop string that holds a special token beside other text, which can never be found."""
+    special = {token.content: i for i, token in getattr(tokenizer, "added_tokens_decoder", {}).items() if token.special}
+    for string in stop:
+        if string not in special and (parts := [name for name in special if name in string]):
+            raise ValueError(f"the stop string {string!r} holds the special token {parts[0]!r} beside other text, and "
+                             "special tokens are no part of a text: give the token as a stop string of its own")
+    return {special[string] for string in stop if string in special}

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import torch
 
-from spin_core.draft.base import BuildContext, CaughtUp, Draft, Drafter, EnsembleDrafter, never_stopped
+from spin_core.draft.base import CaughtUp, Draft, Drafter, never_stopped
+from spin_core.draft.build import BuildContext, EnsembleDrafter
 from spin_core.draft.ngram import NgramDrafter
 from spin_core.draft.trees import PREFIX as TREE, TreeDrafter
 from spin_core.request import Request

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from spin_core.draft.base import BuildContext, CaughtUp, Draft, Drafter, never_stopped
+from spin_core.draft.base import CaughtUp, Draft, Drafter, never_stopped
+from spin_core.draft.build import BuildContext
 from spin_core.draft.model import ModelDrafter
 from spin_core.kv.ring import Window
 from spin_core.request import Request

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spin_core.draft.base import BuildContext, CaughtUp, Draft, Drafter, never_stopped
+from spin_core.draft.base import CaughtUp, Draft, Drafter, never_stopped
+from spin_core.draft.build import BuildContext
 from spin_core.request import Request
 
 

@@ -11,7 +11,8 @@ import warnings
 from collections.abc import Callable
 
 from spin_core.draft import base, composite, fed, model, ngram, sparse, table, trees, vote
-from spin_core.draft.base import BuildContext, Drafter, NullDrafter
+from spin_core.draft.base import Drafter, NullDrafter
+from spin_core.draft.build import BuildContext
 from spin_core.draft.composite import COMPOSED_NGRAM
 from spin_core.runtime import ModelRunner
 from spin_core.zoo.fed import is_fed

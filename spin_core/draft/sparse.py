@@ -14,7 +14,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from spin_core.draft.base import BuildContext, Draft, Drafter
+from spin_core.draft.base import Draft, Drafter
+from spin_core.draft.build import BuildContext
 from spin_core.draft.fed import FedDrafter
 from spin_core.draft.model import ModelDrafter
 from spin_core.kv.ring import Window

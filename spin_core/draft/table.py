@@ -12,7 +12,8 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable
 
-from spin_core.draft.base import BuildContext, CaughtUp, Draft, Drafter, never_stopped
+from spin_core.draft.base import CaughtUp, Draft, Drafter, never_stopped
+from spin_core.draft.build import BuildContext
 from spin_core.request import Request
 from spin_core.zoo.table import LONGEST, DraftTable, key
 

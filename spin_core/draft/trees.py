@@ -12,7 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from spin_core.draft.base import BuildContext, Drafter, EnsembleDrafter, NullDrafter
+from spin_core.draft.base import Drafter, NullDrafter
+from spin_core.draft.build import BuildContext, EnsembleDrafter
 from spin_core.draft.grow import DRAWINGS, PLACES, Grown, grow, look_up
 from spin_core.draft.model import ModelDrafter
 from spin_core.draft.shape import LARGEST, Shape, parse

@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from spin_core.draft.base import BuildContext, Draft, Drafter, EnsembleDrafter, NullDrafter
+from spin_core.draft.base import Draft, Drafter, NullDrafter
+from spin_core.draft.build import BuildContext, EnsembleDrafter
 from spin_core.draft.trees import PREFIX as TREE, TreeDrafter
 from spin_core.request import Request
 

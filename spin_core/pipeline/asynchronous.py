@@ -69,7 +69,8 @@ class Asynchronous:
 
     def _can_launch(self, live: list[Request]) -> bool:
         """Is everything known, on the host or on the device, that another step needs?"""
-        if not live or self.steps.assigner or self.steps.record_probs or len({r.drafter for r in live}) > 1:
+        if not live or self.steps.assigner or self.steps.record_probs or len({r.drafter for r in live}) > 1 or \
+                any(r.params.adjusts_logits or r.params.logprobs for r in live):
             return False
         drafter = self.steps.drafters.get(live[0].drafter)
         if self.in_flight:

@@ -22,7 +22,6 @@ from spin_core.files import cache_dir
 
 from . import compat, huggingface, pruned, table, weights
 from .cachedir import CorruptFileError, FetchError
-from .device import usable
 from .family import DraftModel, Family
 from .install import CachedFile, ensure, fetch, verify
 from .registry import BUILTIN, builtin
@@ -59,7 +58,7 @@ def load(name: str = "smollm2", *, target: str | Path | None = None,
     """
     if isinstance(drafters, (str, Path, DraftModel)):
         raise TypeError(f"drafters must be a list, such as [{drafters!r}]")
-    device = usable(device)
+    device = huggingface.usable(device)
     if target is None or str(target) in BUILTIN:
         name = builtin(name if target is None else str(target)).name
         source, known = ensure(name), pruned.shipped()

@@ -58,52 +58,38 @@ def load_pruned(path: Path, target: PreTrainedModel, vocab_size: int) -> DraftMo
     if "draft_ids" not in tensors:
         raise ValueError(f"{path}: key 'draft_ids' is missing")
     ids = _draft_ids(path, tensors.pop("draft_ids"), vocab_size)
-    fuse = tensors.pop("fuse.weight", None)         # only a drafter that is fed with the target's states has it
-    mix = tensors.pop("mix", None)
     depth = len({key.split(".")[1] for key in tensors if key.startswith("layers.")})
     if depth == 0:
         raise ValueError(f"{path}: no key 'layers.0.*'")
 
     config = _shallow(target.config, depth)
     config.window, config.carry = _window(path, metadata.get("window")), metadata.get("carry", "last")
-    if (mix is None) == (fuse is not None and config.carry == "mix"):
+    fed = "fuse.weight" in tensors                  # only a drafter that is fed with the target's states has it
+    if ("mix" in tensors) != (fed and config.carry == "mix"):
         raise ValueError(f"{path}: key 'mix' and carry {config.carry!r} do not go together")
+    embedding, head = target.get_input_embeddings(), target.get_output_embeddings().weight
     with torch.device("meta"):                      # shapes only: nothing is initialised to be overwritten
-        model = (LlamaForCausalLM if fuse is None else FedLlama)(config)
-    embedding = target.get_input_embeddings()
-    body = model.model
-    body.embed_tokens = embedding
-    with torch.device(embedding.weight.device):     # the rotary frequencies are computed, not loaded
-        body.rotary_emb = type(body.rotary_emb)(config)
+        model = (FedLlama if fed else LlamaForCausalLM)(config)
+        model.lm_head = nn.Linear(head.shape[1], len(ids), bias=False)
+    model.model.embed_tokens = embedding
+    weight = embedding.weight
+    with torch.device(weight.device):               # the rotary frequencies are computed, not loaded
+        model.model.rotary_emb = type(model.model.rotary_emb)(config)
 
-    expected = {key: value.shape for key, value in body.state_dict().items() if key != "embed_tokens.weight"}
+    borrowed = {"model.embed_tokens.weight": weight, "lm_head.weight": head[ids.to(head.device)]}
+    expected = {key.removeprefix("model."): key for key in model.state_dict() if key not in borrowed}
     for key in sorted(expected.keys() | tensors.keys()):
         if key not in tensors:
             raise ValueError(f"{path}: key {key!r} is missing")
         if key not in expected:
             raise ValueError(f"{path}: key {key!r} is not a part of this {depth}-layer drafter")
-        if tensors[key].shape != expected[key]:
+        if tensors[key].shape != (shape := model.state_dict()[expected[key]].shape):
             raise ValueError(f"{path}: key {key!r} has shape {list(tensors[key].shape)}, "
-                             f"this target needs {list(expected[key])}")
-    weight = embedding.weight
-    tensors = {key: value.to(weight.device, weight.dtype) for key, value in tensors.items()}
-    body.load_state_dict({**tensors, "embed_tokens.weight": weight}, strict=True, assign=True)
-
-    for key, part in (("fuse.weight", fuse), ("mix", mix)):
-        if part is None:
-            continue
-        module, name = (model.fuse, "weight") if key == "fuse.weight" else (model, "mix")
-        if part.shape != getattr(module, name).shape:
-            raise ValueError(f"{path}: key {key!r} has shape {list(part.shape)}, "
-                             f"this target needs {list(getattr(module, name).shape)}")
-        setattr(module, name, nn.Parameter(part.to(weight.device, weight.dtype), requires_grad=False))
-
-    ids = ids.to(weight.device)
-    head = target.get_output_embeddings().weight
-    model.lm_head = nn.Linear(head.shape[1], len(ids), bias=False, device="meta")
-    model.lm_head.weight = nn.Parameter(head[ids], requires_grad=False)
+                             f"this target needs {list(shape)}")
+    own = {expected[key]: value.to(weight.device, weight.dtype) for key, value in tensors.items()}
+    model.load_state_dict({**own, **borrowed}, strict=True, assign=True)
     model.eval().requires_grad_(False)
-    return DraftModel(path.stem, model, ids, target.config.max_position_embeddings,
+    return DraftModel(path.stem, model, ids.to(weight.device), target.config.max_position_embeddings,
                       metadata.get("description", ""))
 
 

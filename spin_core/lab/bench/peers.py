@@ -102,7 +102,7 @@ def measure(args, whole: Report) -> None:
                    for name in args.workloads}
         before = [family.encode(p.messages) for p in load_workload(SLOW, "train", limit=max(8, batch))]
         here = field_of(family, batch, temperature, args)
-        params = SamplingParams(temperature, max_new_tokens=args.max_new_tokens)
+        params = SamplingParams(temperature, max_new_tokens=args.max_new_tokens, seed=0)
         try:
             compare(here, prompts, before, params, stop, whole.notes)
         finally:

@@ -46,7 +46,7 @@ def run(args) -> Report:
 def measure(engine: Engine, prompts: dict[str, list], args) -> Report:
     """The parts of ``args.only`` with an idle ``engine``; ``prompts`` by workload."""
     distributions = {"greedy": SamplingParams(max_new_tokens=args.max_new_tokens),
-                     "sampled": SamplingParams(temperature=1.0, max_new_tokens=args.max_new_tokens)}
+                     "sampled": SamplingParams(temperature=1.0, max_new_tokens=args.max_new_tokens, seed=0)}
     mix = [prompt for each in zip(*prompts.values()) for prompt in each]
     report = Report("trees", [], notes=[
         f"{len(mix)} prompts of {len(prompts)} workloads, {args.max_new_tokens} tokens; sampled: temperature 1",

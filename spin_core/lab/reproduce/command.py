@@ -67,7 +67,7 @@ def _device(asked: str | None) -> str:
     """The device that was asked for, or the best one. Raises ValueError for one that cannot be used."""
     import torch
 
-    from spin_core.zoo.device import usable
+    from spin_core.zoo.huggingface import usable
 
     device = asked or ("cuda" if torch.cuda.is_available() else "cpu")
     if device != "cpu":

@@ -36,7 +36,7 @@ def editor(engine: Engine, prompts: Mapping[str, str], drafters: Sequence[Sequen
         if setting not in answered:
             parse(setting[2])
             answered[setting] = tree_steps(engine, f"tree:{','.join(choice.value)}:{setting[2]}", prompts[setting[0]],
-                                           SamplingParams(temperature=heat.value, max_new_tokens=max_new_tokens))
+                                           SamplingParams(heat.value, max_new_tokens=max_new_tokens, seed=0))
         return answered[setting]
 
     def draw() -> Figure:
