@@ -17,19 +17,25 @@ from spin_core.kv.cache import SlotCache
 WAYS = (*STRATEGIES, "flex")        # the last needs no plan: its kernel skips blocks that no query sees
 
 
+def check_name(strategy: str) -> None:
+    """Raise ValueError for a strategy that is not known."""
+    if strategy not in WAYS:
+        raise ValueError(f"unknown verification strategy {strategy!r}; known: {', '.join(WAYS)}")
+
+
 class Attention:
     """Plans and runs the attention over one cache by the strategy of that name (see :func:`plan`), or by "flex",
     today's kernel without padding (:mod:`spin_core.decompose.flex`).
 
     All strategies give the same result up to the rounding of sums. Costs are measured when the first batch comes
-    for which they matter. Raises ValueError for a name that is not known.
+    for which they matter. ``like`` is the layer whose shape the steps are made for. Raises ValueError for a name that is
+    not known.
     """
 
-    def __init__(self, strategy: str, num_heads: int, cache: SlotCache) -> None:
-        if strategy not in WAYS:
-            raise ValueError(f"unknown verification strategy {strategy!r}; known: {', '.join(WAYS)}")
-        self.strategy, self.cache = strategy, cache
-        kv = cache.k[0].shape[1]
+    def __init__(self, strategy: str, num_heads: int, cache: SlotCache, like: int = 0) -> None:
+        check_name(strategy)
+        self.strategy, self.cache, self.like = strategy, cache, like
+        kv = cache.k[like].shape[1]
         self.heads = Heads(kv, num_heads // kv)
         self.threads = torch.get_num_threads()      # of the thread that serves; others may read along with fewer
         self.workspace = Workspace()
@@ -47,7 +53,7 @@ class Attention:
 
     def costs(self) -> Costs:
         """What this device charges."""
-        k = self.cache.k[0]
+        k = self.cache.k[self.like]
         return measured(k.device, k.dtype, self.heads.kv, self.heads.group, k.shape[3], self.threads)
 
     def step(self, batch: RaggedBatch) -> TorchStep:

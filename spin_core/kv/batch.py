@@ -60,6 +60,11 @@ class RaggedBatch:
                 positions.extend((start + count - mask.shape[1] + mask.sum(1) - 1).tolist())
         return RaggedBatch(tokens, torch.tensor(positions, device=tokens.device), slots, counts, prefix, ancestors)
 
+    def positions_by_request(self) -> list[Tensor]:
+        """Per request the positions, on the host, of the last S tokens of the prefix and of the in-flight ones."""
+        return [torch.arange(seen, prefix + count) if tree is None else seen + _depths(tree.cpu())
+                for count, prefix, seen, tree in zip(self.counts, self.prefix, self.seen, self.ancestors)]
+
     def masks(self) -> list[Tensor | None]:
         """Per request a bool ``[T, prefix + T]``, True where a query sees a key; None where a plain causal or
         full attention does the same without a mask (a first chunk of a chain, or a single token)."""
@@ -71,3 +76,16 @@ class RaggedBatch:
             among = tree if tree is not None else torch.ones(count, count, dtype=torch.bool, device=device).tril()
             out.append(torch.cat([torch.ones(count, start, dtype=torch.bool, device=device), among.to(device)], 1))
         return out
+
+
+def _depths(tree: Tensor) -> Tensor:
+    """Depth of each of the S + T nodes of ``tree [T, S + T]``. Those of the cache are on the way to some in-flight node
+    or seen by none; an ancestor's depth is the number of ancestors that it shares with its descendant."""
+    count, size = tree.shape
+    held = size - count
+    depth = torch.zeros(size, dtype=torch.int64)
+    depth[held:] = tree.sum(1) - 1
+    for row in tree:                                    # ancestors come in the order of their depth
+        nodes = row[:held].nonzero()[:, 0]
+        depth[nodes] = torch.arange(len(nodes))
+    return depth

@@ -9,25 +9,26 @@ from torch import Tensor
 class SlotCache:
     """Keys and values of ``slots`` requests, each with room for ``max_len`` tokens.
 
-    ``k[layer]`` and ``v[layer]`` are ``[slots, kv_heads, max_len, head_dim]``. ``lengths[slot]`` says how many
+    ``k[layer]`` and ``v[layer]`` are ``[slots, kv_heads, max_len, head_dim]``; where layers differ, ``shapes`` gives
+    each one's kv heads, width of a key and width of a value. ``lengths[slot]`` says how many
     leading entries hold the request's committed tokens; what lies beyond is stale. Stale entries are never read,
     so rolling back costs nothing: no copy, no zeroing (a zeroed key would still add e^0 to a softmax).
     """
 
     def __init__(self, num_layers: int, slots: int, kv_heads: int, max_len: int, head_dim: int,
-                 dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:
-        shape = (slots, kv_heads, max_len, head_dim)
+                 dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu",
+                 shapes: list[tuple[int, int, int]] | None = None) -> None:
+        shapes = shapes or [(kv_heads, head_dim, head_dim)] * num_layers
         # empty, not zeros: on a CPU the system hands out pages only when they are written
-        self.k = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-        self.v = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.k = [torch.empty(slots, kv, max_len, key, dtype=dtype, device=device) for kv, key, _ in shapes]
+        self.v = [torch.empty(slots, kv, max_len, value, dtype=dtype, device=device) for kv, _, value in shapes]
         self.lengths = [0] * slots
         self.max_len = max_len
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes that one token of one request occupies, keys and values of all layers."""
-        _, heads, _, dim = self.k[0].shape
-        return 2 * len(self.k) * heads * dim * self.k[0].element_size()
+        return sum(store.shape[1] * store.shape[3] * store.element_size() for store in (*self.k, *self.v))
 
     def check_room(self, slot: int, new_tokens: int) -> None:
         """Raise ValueError when ``new_tokens`` do not fit behind what ``slot`` holds."""

@@ -32,7 +32,8 @@ def compact(store: SlotCache, slots: list[int], bases: list[int], paths: list[li
     if not moving:
         return
     device = store.k[0].device
-    if device.type == "cuda" and _kernel() is not None:
+    alike = len({layer.shape for layer in (*store.k, *store.v)}) == 1
+    if device.type == "cuda" and alike and _kernel() is not None:
         _kernel().compact(store, *zip(*moving))
     else:
         slot, source, target = _moves(moving, device)

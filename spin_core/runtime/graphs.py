@@ -21,15 +21,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from spin_core.runtime import ModelRunner, SlotCache
-from spin_core.runtime.attention import Ragged
+from spin_core.runtime.attention import Ragged, serving
 
 MOST_REQUESTS, ROWS, SHORTEST = 32, (1, 2, 4, 8), 64     # larger passes have enough to compute
 KEPT = 64               # graphs of one runner; the one that was used longest ago makes room
 
 
 def attach(runner: ModelRunner) -> None:
-    """Let ``runner`` replay graphs from now on, on a CUDA device; elsewhere and for a sparse cache nothing changes."""
-    if runner.device.type == "cuda" and runner.window is None and runner.graphs is None:
+    """Let ``runner`` replay graphs from now on, on a CUDA device; elsewhere, for a sparse cache and for
+    layers with special needs nothing changes."""
+    if runner.device.type == "cuda" and runner.plain and runner.graphs is None:
         runner.graphs = Graphs(runner)
 
 
@@ -86,8 +87,10 @@ class _Bucket:
 
     def compute(self) -> Tensor:
         more = {} if self.inputs.states is None else {"states": self.inputs.states}
-        return self.runner.model(input_ids=self.inputs.numbers[0][None], position_ids=self.inputs.numbers[1][None],
-                                 use_cache=False, logits_to_keep=self.inputs.keep, ragged=self.ragged, **more).logits[0]
+        with serving(self.ragged):
+            return self.runner.model(input_ids=self.inputs.numbers[0][None],
+                                     position_ids=self.inputs.numbers[1][None], use_cache=False,
+                                     logits_to_keep=self.inputs.keep, ragged=self.ragged, **more).logits[0]
 
     def replay(self, pool) -> Tensor:
         """The same by the graph, which is captured first where there is none."""
