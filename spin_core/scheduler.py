@@ -93,12 +93,13 @@ class Scheduler:
     def finish(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
         """Decide how a request ends. It holds its slot until it leaves, so that its last step is recorded before."""
         with self.lock:
-            request.finish_reason, request.error = reason, error
             try:
                 request.text = self._decoded(request).text
             except Exception as fault:
-                request.finish_reason = FinishReason.ERROR
-                request.error = error or f"its text cannot be decoded: {type(fault).__name__}: {fault}"
+                reason = FinishReason.ERROR
+                error = error or f"its text cannot be decoded: {type(fault).__name__}: {fault}"
+            request.error = error
+            request.finish_reason = reason      # last: other threads wait for it
 
     def is_in_flight(self, request: Request) -> bool:
         """Does a step under way use the request's slot?"""

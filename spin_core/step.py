@@ -4,10 +4,9 @@ A step serves some requests once. Its target pass is one flattened batch, in whi
 prompt while others have their drafts verified; requests may draft different numbers of tokens, with different drafters,
 under different sampling parameters.
 
-Every mode of the engine runs this step. Without a pipeline it runs here and now, for all requests
-(:meth:`Step.run`). Micro-batches launch it for a part of the batch on an executor that drafts and verifies in two
-threads, and land it later. The asynchronous mode replaces drafting and verifying by passes that stay on the device, and
-lands what they bring through the same :meth:`Step.commit`.
+Every mode of the engine runs this step. Without a pipeline it runs at once, for all requests (:meth:`Step.run`).
+Micro-batches launch it for a part of the batch on an executor that drafts and verifies in two threads, and land it
+later. Asynchronous steps draft and verify by passes that stay on the device, and commit through :meth:`Step.commit`.
 """
 
 from __future__ import annotations
@@ -38,13 +37,16 @@ if TYPE_CHECKING:
 
 
 class Step:
-    """The five stages, in their order, and the parts of an engine that they use."""
+    """The five stages, in their order, and the parts of an engine that they use. In short, a step is
+
+        work = plan(requests); choose(work); groups = draft(work); verified = verify(groups); events = commit(verified)
+    """
 
     def __init__(self, target: ModelRunner, drafters: DrafterPool, scheduler: Scheduler, assigner: Assigner | None,
                  trace: Trace, here: Executor, *, prefill_chunk: int = 512, record_probs: bool = False) -> None:
         self.target, self.drafters, self.scheduler, self.assigner = target, drafters, scheduler, assigner
         self.trace, self.prefill_chunk, self.record_probs = trace, prefill_chunk, record_probs
-        self.here = here        # the executor that runs both stages where it is called
+        self.here = here        # runs both stages in the calling thread
 
     def run(self, requests: list[Request]) -> list[Event]:
         """One step, from its plan to its commit; its events."""
@@ -52,15 +54,17 @@ class Step:
 
     def launch(self, requests: list[Request], executor: Executor, others: Sequence[Request] = (), group: int = 0,
                groups: int = 1) -> InFlight:
-        """Plan and choose, and have the executor draft and verify. ``others`` are served by other micro-batches."""
+        """Plan and choose, and have the executor draft and verify, here or in other threads.
+
+        The ``requests`` are micro-batch ``group`` of ``groups``; ``others`` are in the other micro-batches.
+        """
         began = time.perf_counter()
         work = self.plan(requests)
         self.choose(work, others)
         watch = Watch()
         flight = executor.launch(lambda: self.draft(work, watch), self.verify, group)
-        step = InFlight([w.request for w in work], flight, began, group, groups, watch)
-        self.scheduler.in_flight.append(step)
-        return step
+        self.scheduler.in_flight.append(InFlight([w.request for w in work], flight, began, group, groups, watch))
+        return self.scheduler.in_flight[-1]
 
     def land(self, step: InFlight) -> list[Event]:
         """Wait for the verdicts and commit them; the events."""
@@ -90,7 +94,7 @@ class Step:
         """Have each drafter propose for its requests. Those of a drafter that fails go on without a draft."""
         watch.enter(None)
         prefill = [w for w in work if not w.last_chunk]
-        groups = [DraftGroup.without_draft(prefill)] if prefill else []
+        groups = [DraftGroup(prefill, None, "none", [0] * len(prefill))] if prefill else []
         by_name: dict[str, list[Work]] = {}
         for w in work:
             if w.last_chunk:
@@ -175,7 +179,7 @@ class Step:
             tokens, counts = [], [0] * len(requests)
         watch.enter(None)
         self._synchronize()
-        return DraftGroup(members, draft, name, start, time.perf_counter() - start, error, tokens, counts)
+        return DraftGroup(members, draft, name, counts, tokens, start, time.perf_counter() - start, error)
 
     def _run_target(self, groups: list[DraftGroup]) -> list[Tensor]:
         """One target pass over everything: per group the logits of its rows to decide, as the verifier wants them."""
@@ -295,15 +299,11 @@ class DraftGroup:
     members: list[Work]
     draft: Draft | None
     drafter: str
-    began: float
-    seconds: float
-    error: Exception | None     # what the drafter raised, or what is wrong with its draft
-    tokens: list[int]
     counts: list[int]
-
-    @staticmethod
-    def without_draft(members: list[Work]) -> DraftGroup:
-        return DraftGroup(members, None, "none", 0.0, 0.0, None, [], [0] * len(members))
+    tokens: list[int] = field(default_factory=list)
+    began: float = 0.0
+    seconds: float = 0.0
+    error: Exception | None = None      # what the drafter raised, or what is wrong with its draft
 
 
 @dataclass

@@ -179,5 +179,5 @@ class _Flight:
             if not request.finished:
                 self.owner.note(request, self.drafter, count)
         start, target, verifying, end = self.marks
-        group = DraftGroup(works, Draft.empty(0), self.name, start.host, start.until(target), None, [], counts)
+        group = DraftGroup(works, Draft.empty(0), self.name, counts, [], start.host, start.until(target))
         return Verified([group], outcomes, target.host, target.until(verifying), verifying.until(end))

@@ -11,4 +11,5 @@ from spin_core.select.costs import AffineCost, shares
 from spin_core.select.matching import match
 from spin_core.select.policies import NAMES, make
 
-__all__ = ["AffineCost", "Choice", "NAMES", "NONE", "Outcome", "Scored", "RequestView", "Selector", "make", "match", "shares"]
+__all__ = ["AffineCost", "Choice", "NAMES", "NONE", "Outcome", "Scored", "RequestView", "Selector", "make", "match",
+           "shares"]

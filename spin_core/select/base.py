@@ -93,7 +93,7 @@ class Scored(NamedTuple):
     """Full information: how ``drafter`` would have done on verified text, from a pass in which it read along.
 
     ``hits[t]`` is the probability that the t-th of the newly read output tokens would have been accepted, had it been
-    drafted right after the text before it: 0 or 1 for greedy text, sum min(p, q) for sampled text, NaN where the drafter
+    drafted right after the text before it: 0 or 1 for greedy text, sum min(p, q) for sampled text, NaN if the drafter
     would have proposed nothing. ``seconds``: this request's share of the pass.
     """
 

@@ -53,7 +53,8 @@ class SpinFull(Selector):
         self.optimism, self.due = optimism, {}      # due: tokens at which a request is next probed
         self.goodput = 0.0              # tokens per second of the last plan
         drafting = [a for a in range(len(self.arms)) if a != self.none]
-        sets = [{self.none, *some} for size in range(MAX_DRAFTERS + 1) for some in itertools.combinations(drafting, size)]
+        sets = [{self.none, *some} for size in range(MAX_DRAFTERS + 1)
+                for some in itertools.combinations(drafting, size)]
         # sorted, because of equally good sets the first is taken
         self.sets = np.array(sorted([a in some for a in range(len(self.arms))] for some in sets))
 

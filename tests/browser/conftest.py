@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lab_server import ROOT, Lab, quick_copy, serve
+from lab_server import ROOT, Lab, make_quick, serve
+
+from spin_core.lab.lessons import workspace
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
@@ -22,12 +24,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """Serves a copy of every lesson that runs the quick profile."""
+    """Serves a student's copy of the lessons, which run the quick profile and leave their figures beside them."""
     home = tmp_path_factory.mktemp("lab")
-    folder = home / "notebooks"
-    folder.mkdir()
-    for path in NOTEBOOKS:
-        quick_copy(path, folder / path.name, home / "figures")
+    (home / "notebooks").symlink_to(ROOT / "notebooks")
+    folder = workspace.prepare(home)
+    for path in folder.glob("*.ipynb"):
+        make_quick(path)
     with serve(home, folder) as running:
         yield running
 

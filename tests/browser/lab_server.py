@@ -44,13 +44,13 @@ class Lab:
         return f"{self.url}/doc/tree/{notebook}?token={self.token}"
 
 
-def quick_copy(source: Path, target: Path, figures: Path) -> None:
-    """Copy a notebook with the parameters of a quick run."""
-    notebook = nbformat.read(source, as_version=4)
-    values = parameters(notebook) | {"profile": "quick", "figures_dir": str(figures)}
+def make_quick(path: Path) -> None:
+    """Give a notebook the parameters of a quick run."""
+    notebook = nbformat.read(path, as_version=4)
+    values = parameters(notebook) | {"profile": "quick"}
     cell = next(c for c in notebook.cells if "parameters" in c.metadata.get("tags", []))
     cell.source = "\n".join(f"{name} = {value!r}" for name, value in values.items())
-    nbformat.write(notebook, target)
+    nbformat.write(notebook, path)
 
 
 @contextmanager

@@ -58,7 +58,7 @@ def test_greedy_text_is_plain_decoding(drafter):
 
 def test_weights_settle_on_the_member_that_is_right():
     engine = Engine(tiny.family(), "vote:other,near,same", 3, max_batch=1)
-    request = engine.submit("abcdef", SamplingParams(max_new_tokens=40, stop_ids=()))
+    request, weights = engine.submit("abcdef", SamplingParams(max_new_tokens=40, stop_ids=())), None
     while not request.finished:
         engine.step()
         ballots = dict(engine.drafters[engine.drafter].ballots)

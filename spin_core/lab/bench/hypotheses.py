@@ -148,7 +148,8 @@ def ratio(value: float | None, published: float) -> float | None:
 
 def score(means: Mapping[str, float | None]) -> dict[str, float | int]:
     """The mean of |log (modelled / published)| over what the hypothesis can run, and how many are within 25 %."""
-    logs = [abs(math.log(max(means[q], 1e-2) / published)) for q, published in PUBLISHED.items() if means[q] is not None]
+    logs = [abs(math.log(max(means[q], 1e-2) / published)) for q, published in PUBLISHED.items()
+            if means[q] is not None]
     return {"score": float(np.mean(logs)), "within": sum(x <= math.log(CLOSE) for x in logs), "of": len(PUBLISHED)}
 
 
@@ -180,7 +181,8 @@ def markdown(report: Mapping) -> str:
         cells = [_cell(found[name]) for name in names]
         lines.append(f"| {quantity} | {next(iter(found.values()))['published']:.3g} | " + " | ".join(cells) + " |")
     lines.append("| **mean of abs. log ratio** | | " + " | ".join(f"{judged[n]['score']:.2f}" for n in names) + " |")
-    lines.append("| **within 25 %** | | " + " | ".join(f"{judged[n]['within']} of {judged[n]['of']}" for n in names) + " |")
+    within = (f"{judged[n]['within']} of {judged[n]['of']}" for n in names)
+    lines.append(f"| **within 25 %** | | {' | '.join(within)} |")
     return "\n".join(lines)
 
 

@@ -16,8 +16,8 @@ def on_all_cores(function: Callable, calls: Mapping[Any, tuple] | Iterable, /, *
     plain list the items are names and only arguments at once.
 
     The calls are shared out among as many processes as there are cores. These stay a minute for the next time, and end
-    when this process ends, however it does; with a single core the calls run here. None may depend on another's effects.
-    An error in one of them is raised here.
+    when this process ends, however it does; with a single core the calls run here. None may depend on another's
+    effects. An error in one of them is raised here.
     """
     from joblib import Parallel, delayed        # here: where it cannot start processes it says so when imported
 

@@ -55,8 +55,8 @@ def canvas(height: float, rows: int = 1, columns: int = 1, **grid):
 
 
 def png(figure: Figure, dpi: int = 150, whole: bool = False) -> bytes:
-    """The picture as a PNG of 128 colours: a third of the size, and none of these figures looks different. ``whole``: as
-    large as it takes to hold what stands out over the figure's edges."""
+    """The picture as a PNG of 128 colours: a third of the size, and none of these figures looks different. ``whole``:
+    large enough for what stands out over the figure's edges."""
     from PIL import Image
 
     pixels, small = io.BytesIO(), io.BytesIO()

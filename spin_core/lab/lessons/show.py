@@ -18,8 +18,8 @@ _folder = Path("figures")       # where show() keeps figures; begin() sets it
 def begin(profile: str, figures_dir: str | Path = "", **sizes: Any) -> Any:
     """Begin a lesson: print what it runs on, and return the one of ``sizes`` that belongs to ``profile``.
 
-    Figures go to ``figures_dir`` from now on; empty is ``figures/`` beside the notebook. Raises ValueError for a profile
-    that does not exist.
+    Figures go to ``figures_dir`` from now on; empty is ``figures/`` beside the notebook. Raises ValueError for a
+    profile that does not exist.
     """
     global _folder
     if profile not in sizes:

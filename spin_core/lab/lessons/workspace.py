@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = sys.argv[1:] if arguments is None else list(arguments)
     fresh = "--fresh" in options
     folder = prepare(ROOT, fresh)
-    print(f"Your lessons are in {folder.name}/. Your answers and figures stay there; --fresh makes a new copy beside it.\n"
+    print(f"Your lessons are in {folder.name}/. Your answers and figures stay there; --fresh makes a new copy.\n"
           "The first lesson that you run fetches the models (93 MB, once). JupyterLab opens in your browser;\n"
           "if it does not, open the address below. Ctrl-C here ends it.", flush=True)
     options = [option for option in options if option != "--fresh"]

@@ -27,8 +27,8 @@ def times(kind: str, count: int, rate: float, seed: int = 0) -> ndarray | None:
     Raises ValueError for another kind, a count below 0, or a rate that is not above 0 and finite.
     """
     if kind not in KINDS or not 0 < rate < np.inf or count < 0:
-        raise ValueError(f"arrivals: {kind!r} of {', '.join(KINDS)}, at a finite rate above 0, a count >= 0; got {rate} "
-                         f"and {count}")
+        raise ValueError(f"arrivals: {kind!r} of {', '.join(KINDS)}, at a finite rate above 0, a count >= 0; got "
+                         f"{rate} and {count}")
     rng = np.random.default_rng(seed)
     return {"closed": lambda: None, "poisson": lambda: poisson(count, rate, rng),
             "bursty": lambda: bursty(count, rate, BURST, rng)}[kind]()

@@ -53,7 +53,8 @@ def pool(data_set: str) -> dict[str, Model]:
     recording, target = Recording.load(), TARGETS["LLaMA-7B"]
     share = {a: float(recording.passes[a](1) / recording.passes["target"](1)) for a in recording.drafters
              if a not in recording.lookups}
-    return {a: replace(target, name=a, layers=max(1, round(share[a] * target.layers))) for a in sorted(share, key=share.get)}
+    return {a: replace(target, name=a, layers=max(1, round(share[a] * target.layers)))
+            for a in sorted(share, key=share.get)}
 
 
 @functools.cache
@@ -80,7 +81,7 @@ def serve(data_set: str, target: str, policy: str, *, strategy: str = "decompose
           arrivals: Sequence[float] | None = None, by_length: bool = False, seed: int = 0, scale: float = 1.0,
           spread: float | None = None, **options) -> Run:
     """One system over one data set. ``policy``: a drafter, "none", or a selection policy with its ``options``.
-    ``arrivals``: when the requests come, in seconds; None: all at once. ``scale``, ``spread``: of the texts' lengths."""
+    ``arrivals``: when the requests come, in seconds; None: all at once. ``scale``, ``spread``: of lengths of texts."""
     drafters = list(pool(data_set))
     if policy not in drafters and policy != NONE:
         options = ({"own_devices": True} if policy == "spin" else {}) | options
@@ -183,7 +184,8 @@ def heuristic_case(data_set: str, drafter: str, batch: int, counts: Sequence[int
 
 
 def verification_latency(data_set: str, batches: Sequence[int], target: str = "LLaMA-7B", card: str = CARD,
-                         steps: int = 40, seed: int = 0, hypothesis: str = "cached", **lengths) -> dict[str, list[float]]:
+                         steps: int = 40, seed: int = 0, hypothesis: str = "cached",
+                         **lengths) -> dict[str, list[float]]:
     """Mean seconds of a verification by batch size: requests of the data set at random moments of their answers.
     ``lengths``: of :func:`texts`."""
     rec, rng = texts(data_set, 200, seed, **lengths), np.random.default_rng(seed)

@@ -114,7 +114,8 @@ class System:
         # which policies learn from text that drafters read: asking the others would only take time
         self.probes, self.scores = (not self.fixed and getattr(type(policy), call) is not getattr(Selector, call)
                                     for call in ("probe", "scored"))
-        self.lookups = {name: recording.proposed[recording.arms.index(name)] for name in recording.lookups if name in arms}
+        self.lookups = {name: recording.proposed[recording.arms.index(name)]
+                        for name in recording.lookups if name in arms}
         self.found = {name: recording.lookup_finds(name) for name in recording.composed}
         self.batch, self.capacities = batch, capacities
         self.kv_tokens = np.inf if kv_tokens is None else kv_tokens
@@ -189,8 +190,8 @@ class System:
         rows_read = rows + prompt_rows
         alone = sum(busy) if self.costs.shared else max(busy, default=0.0)
         self.stages = [self.stages[0] + alone, self.stages[1] + verified.seconds]
-        self.log.append((start, ready, begin, group.ready, len(left), rows_read, needed, verified.touched, emitted, alone,
-                         self.held, group.number))
+        self.log.append((start, ready, begin, group.ready, len(left), rows_read, needed, verified.touched, emitted,
+                         alone, self.held, group.number))
         if not self.fixed:
             verifying = self._observe(requests, by_arm, drafted, accepted, drafting, rows_read, verified.seconds)
         group.at += accepted + 1

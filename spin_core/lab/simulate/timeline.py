@@ -10,7 +10,7 @@ from spin_core.trace import Event
 
 
 def replay(events: Iterable[Event]) -> Schedule:
-    """When each stage worked, in seconds since the trace began: passes of drafters, and the target's with accept / reject.
+    """When each stage worked, in seconds since the trace began: passes of drafters, and of the target.
 
     ``events`` may be those of a whole trace or of a part of it. Micro-batches are the groups; steps in which the
     engine was not cut into any are group 0. Raises ValueError when nothing was verified.

@@ -95,6 +95,27 @@ def test_the_dashboard_lets_requests_come_one_by_one_or_in_bursts():
     assert all(("s of arrival" in title) == (kind != "closed") for kind, title in titles.items())
 
 
+def test_the_ladder_of_a_hypothesis_is_drawn_beside_the_published_one():
+    figure = widgets.ladder_picture("recompute", "V100-32GB", 4, "CP", requests=6)
+    assert "keeps no cache" in figure.axes[0].get_title(loc="left")
+    assert [text.get_text() for text in figure.axes[0].texts][:3] == ["1.45", "1.81", "1.99"]
+    assert "does not fit" in widgets.ladder_picture("fp32", "V100-16GB", 4, "CP", requests=6).axes[0].get_title(loc="left")
+
+
+def test_hypotheses_are_drawn_beside_what_is_published():
+    table = {"a": {"x": {"ratio": 2.0, "scored": True, "published": 3}}, "b": {"x": {"ratio": None, "scored": True, "published": 1}},
+             "c": {"x": {"ratio": 1.0, "scored": False, "published": 1}}}
+    panel = plots.verdict(table, ["x"]).axes[0]
+    assert [label.get_text() for label in panel.get_yticklabels()] == ["a: 3", "b: 1"]
+    seconds = {name: {way: {8: .1, 16: .2} for way in paper.LATENCY} for name in "pqrs"}
+    assert [ax.get_title(loc="left") for ax in plots.verifications(seconds, paper.LATENCY, 16).axes][:4] == list("pqrs")
+
+
+def test_what_remains_with_a_cache_is_compared_with_two_rivals():
+    systems = lesson.systems("cached", "LLaMA-7B", "CP", requests=FEW)
+    assert systems["SPIN"] > 0 and systems["best fixed drafter"] >= systems["vanilla"]
+
+
 def test_arrivals_by_name():
     assert arrivals.times("closed", 9, 1.0) is None
     one, burst = (arrivals.times(kind, 2000, 4.0, seed=1) for kind in ("poisson", "bursty"))

@@ -64,7 +64,7 @@ Q = np.array([[0.2, 0.3, 0.5], [0.4, 0.3, 0.3], [0.1, 0.6, 0.3]])
 
 @check
 def check_accept_reject(solution: Callable) -> str:
-    """``solution(p, q, drafted, rng)`` is the list of tokens emitted for a draft: ``p [gamma + 1, V]``, ``q [gamma, V]``.
+    """``solution(p, q, drafted, rng)`` is the list of the tokens emitted for a draft; ``p`` has a row more than ``q``.
 
     First its rules one by one, each with a hint; then the distribution of many texts of the made-up language.
     """
@@ -81,13 +81,14 @@ def check_accept_reject(solution: Callable) -> str:
         except (TypeError, ValueError):
             wrong(f"{called} should be a list of token ids, it is {said(answer)}.")
         if not 1 <= len(tokens) <= len(drafted) + 1 or not all(0 <= t < len(p[0]) for t in tokens):
-            wrong(f"{len(drafted)} drafted tokens give 1 to {len(drafted) + 1} emitted ones, ids from 0 to {len(p[0]) - 1}; "
-                  f"yours are {tokens}.")
+            wrong(f"{len(drafted)} drafted tokens give 1 to {len(drafted) + 1} emitted ones, ids from 0 to "
+                  f"{len(p[0]) - 1}; yours are {tokens}.")
         return tokens
 
     same = [emitted(P, P[:GAMMA], [0, 1]) for _ in range(20)]
     if any(tokens[:2] != [0, 1] for tokens in same):
-        wrong("Where p and q are equal, every drafted token is accepted; yours rejects some. Which of u q and p is larger?")
+        wrong("Where p and q are equal, every drafted token is accepted; yours rejects some. Which of u q and p is "
+              "larger?")
     if any(len(tokens) != GAMMA + 1 for tokens in same):
         wrong("All drafted tokens were accepted: the target adds one more token, drawn from the last row of p.")
     if any(emitted([[0, 1, 0]] * 2, [[1, 0, 0]], [0])[0] == 0 for _ in range(20)):
@@ -97,8 +98,8 @@ def check_accept_reject(solution: Callable) -> str:
         if any(token != drafted for token, drafted in zip(tokens[:-1], [2, 0])):
             wrong("The step ends at the first rejection: what was drafted behind a rejected token does not count.")
         if tokens[0] == 1 and len(tokens) == 1:
-            wrong("Token 1 replaced a rejected token although q gives it as much as p does: replacements are drawn from "
-                  "(p - q)+, not from p.")
+            wrong("Token 1 replaced a rejected token although q gives it as much as p does: replacements are drawn "
+                  "from (p - q)+, not from p.")
     return is_lossless.__wrapped__(solution)
 
 
@@ -121,8 +122,8 @@ def is_lossless(loop: Callable, draws: int = DRAWS) -> str:
         counts[tuple(text)] += 1
     exact = P[0][:, None, None] * P[:, :, None] * P[None]
     test = distribution_test(counts.ravel(), exact.ravel())
-    found = (f"{draws} texts are {test.distance:.3f} from the target's distribution (total variation); chance alone explains "
-             f"up to {test.noise:.3f}; p-value {test.p_value:.2g}.")
+    found = (f"{draws} texts are {test.distance:.3f} from the target's distribution (total variation); chance alone "
+             f"explains up to {test.noise:.3f}; p-value {test.p_value:.2g}.")
     if test.p_value < 1e-4:
         first = counts.sum((1, 2)) / draws
         token = int(np.abs(first - P[0]).argmax())

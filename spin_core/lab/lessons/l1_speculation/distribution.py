@@ -35,8 +35,8 @@ def joint_distribution(family, prompt_ids: list[int], params: SamplingParams,
                        length: int) -> dict[tuple[int, ...], float]:
     """The exact distribution of the first ``length`` tokens behind a prompt: ids to probability, likeliest first.
 
-    The target is asked for p behind every prefix of positive probability, so ``params`` should leave few tokens per place
-    (top_k) and ``length`` be small: the last place alone takes k^(length - 1) prompts.
+    The target is asked for p behind every prefix of positive probability, so ``params`` should leave few tokens per
+    place (top_k) and ``length`` be small: the last place alone takes k^(length - 1) prompts.
     """
     from spin_core.engine import Engine         # here, because lessons that only simulate start sooner without it
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from spin_core.engine import Engine, Prompt
 from spin_core.request import SamplingParams
 from spin_core.trace import Event
-
-if TYPE_CHECKING:
-    from spin_core.engine import Engine, Prompt
 
 Setting = tuple[str, int]
 """Drafter and gamma."""
@@ -20,7 +17,7 @@ Run = list[Event]
 """The verifications of one request, in order."""
 
 
-def sweep(engine: "Engine", prompts: "Iterable[Prompt]", params: SamplingParams,
+def sweep(engine: Engine, prompts: Iterable[Prompt], params: SamplingParams,
           settings: Sequence[Setting]) -> dict[Setting, list[Run]]:
     """Run every prompt alone with every setting: one run per prompt, for each setting.
 

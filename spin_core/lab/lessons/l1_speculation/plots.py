@@ -11,10 +11,10 @@ from matplotlib.patches import FancyBboxPatch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from spin_core import theory as formulas
+from spin_core.lab.lessons.l1_speculation.steps import Step
 from spin_core.lab.lessons.look import (
     BLUE, GREEN, GREY, INK, LIGHT, MONO, ORANGE, PURPLE, P_COLOUR, Q_COLOUR, RED, RESIDUAL_COLOUR, SKY, WIDTH,
     apart, canvas, characters, label, look, styled, tint)
-from spin_core.lab.lessons.l1_speculation.steps import Step
 
 Counts = tuple[Sequence[int], Sequence[int]]
 """How often place 1, 2, ... of a draft was tested, and accepted:

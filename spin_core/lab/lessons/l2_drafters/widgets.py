@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ipywidgets import Dropdown, IntSlider
 
-from spin_core.lab.lessons.l2_drafters import plots as plots
+from spin_core.lab.lessons.l2_drafters import plots
 from spin_core.lab.lessons.panel import Panel
 
 

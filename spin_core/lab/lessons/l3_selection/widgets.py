@@ -6,7 +6,7 @@ from ipywidgets import Checkbox, FloatSlider, IntSlider
 from matplotlib.figure import Figure
 
 from spin_core.lab.lessons.l3_selection import measure as lesson
-from spin_core.lab.lessons.l3_selection import plots as plots
+from spin_core.lab.lessons.l3_selection import plots
 from spin_core.lab.lessons.panel import Panel
 
 GAMMAS = {"reads": 4, "copies": 4}

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from spin_core.decompose import plan
 from spin_core.decompose.costs import Costs
 from spin_core.decompose.plan import LARGE
+from spin_core.lab.lessons.l4_decomposition import plots
 from spin_core.lab.lessons.l4_decomposition.measure import skewed_lengths
-from spin_core.lab.lessons.l4_decomposition import plots as plots
 from spin_core.lab.lessons.panel import Panel
 
 

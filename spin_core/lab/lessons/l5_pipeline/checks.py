@@ -24,8 +24,8 @@ def check_finish(solution: Callable) -> str:
                 hint = " That is taking turns: a group can be verified while the next is drafted."
             elif close(answer, max(sum(draft), sum(verify)), 1e-9):
                 hint = " The ideal forgets that the first group cannot be verified before it is drafted."
-            wrong(f"For draft = {few(draft, form='.2g')} and verify = {few(verify, form='.2g')} the round is over after "
-                  f"a number of seconds, {right:.3g}; yours is {said(answer)}.{hint}")
+            wrong(f"For draft = {few(draft, form='.2g')} and verify = {few(verify, form='.2g')} the round is over "
+                  f"after a number of seconds, {right:.3g}; yours is {said(answer)}.{hint}")
     return "A verification starts when its draft is there and the verification before it is over: the later of the two."
 
 

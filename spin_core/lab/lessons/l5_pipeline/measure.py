@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from spin_core.lab.bench.pipeline import full_batch
 from spin_core.engine import Engine
+from spin_core.lab.bench.pipeline import full_batch
 from spin_core.lab.simulate.micro_batches import split_time
 from spin_core.pipeline.reference import simulate, steady
 from spin_core.request import SamplingParams

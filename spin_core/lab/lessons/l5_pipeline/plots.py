@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from spin_core.lab.lessons.look import BLUE, GREEN, GREY, INK, ORANGE, RED, SKY, canvas, styled, tint
 from spin_core.pipeline.heuristic import Decision
 from spin_core.pipeline.schedule import DRAFT, STAGES, VERIFY, Schedule
-from spin_core.lab.lessons.look import BLUE, GREEN, GREY, INK, ORANGE, RED, SKY, canvas, styled, tint
 
 COLOURS = {DRAFT: ORANGE, VERIFY: BLUE}
 Spread = tuple[Sequence[float], Sequence[float], Sequence[float]]

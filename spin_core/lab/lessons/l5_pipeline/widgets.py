@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ipywidgets import Button, FloatSlider, IntSlider
 from matplotlib.figure import Figure
 
-from spin_core.lab.simulate.timeline import last_run, replay as schedule_of
-from spin_core.lab.simulate.micro_batches import split_time
-from spin_core.pipeline.reference import simulate
-from spin_core.lab.lessons.l5_pipeline import plots as plots
+from spin_core.engine import Engine
+from spin_core.lab.lessons.l5_pipeline import plots
 from spin_core.lab.lessons.panel import Panel
-
-if TYPE_CHECKING:
-    from spin_core.engine import Engine
+from spin_core.lab.simulate.micro_batches import split_time
+from spin_core.lab.simulate.timeline import last_run, replay as schedule_of
+from spin_core.pipeline.reference import simulate
 
 ROUNDS = 3
 
@@ -41,7 +37,7 @@ def overlap(draft: float = 20.0, verify: float = 40.0, fixed: float = 0.3, count
     return Panel([d, v, f, m], draw)
 
 
-def replay(engine: "Engine") -> Panel:
+def replay(engine: Engine) -> Panel:
     """The schedule of the last run of ``engine``, through a window that can be moved. The button looks for a newer run.
 
     Raises ValueError for an engine that has verified nothing yet.

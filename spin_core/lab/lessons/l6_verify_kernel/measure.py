@@ -1,4 +1,4 @@
-"""Lesson 6's numbers: what the verify kernel loads, counted in Triton's interpreter, and how long verification takes."""
+"""Lesson 6's numbers: what the verify kernel loads, counted in Triton's interpreter, and the time of a verification."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from spin_core.lab.lessons.look import BLUE, GREEN, GREY, INK, ORANGE, RED, SERI
 def reads(requests: Sequence[tuple[int, int]], logits: Sequence[Sequence[float]],
           q: Sequence[Sequence[float]]) -> Figure:
     """What was loaded of a ragged batch. ``requests`` holds (drafted, accepted) of each request;
-    ``logits[b]`` how often each of its drafted + 1 rows was read, ``q[b]`` the same of the drafter's distributions, one for
-    each draft.
+    ``logits[b]`` how often each of its drafted + 1 rows was read, ``q[b]`` the same of the drafter's distributions, one
+    for each draft.
     """
     most = max(drafted for drafted, _ in requests) + 1
     figure, (left, right) = canvas(1.5 + 0.42 * len(requests), 1, 2, sharey=True, width_ratios=[most, max(1, most - 1)])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ipywidgets import FloatSlider
 from matplotlib.figure import Figure
 
-from spin_core.lab.lessons.l6_verify_kernel.rules import BIASED, LOSSLESS, P, Q, measure
 from spin_core.lab.lessons.l6_verify_kernel import plots as verify_kernel
+from spin_core.lab.lessons.l6_verify_kernel.rules import BIASED, LOSSLESS, P, Q, measure
 from spin_core.lab.lessons.panel import Panel
 
 

@@ -33,7 +33,8 @@ def floor(model: Model, card: Hardware, dtype: str = "fp16") -> float:
 
 def systems(hypothesis: str, target: str, data_set: str, **much) -> dict[str, float]:
     """Goodput of vanilla, of the best fixed drafter in hindsight, and of SPIN, by a hypothesis."""
-    fixed = {arm: rate for arm, rate in paper.fixed(data_set, target, hypothesis=hypothesis, **much).items() if arm != "none"}
+    fixed = paper.fixed(data_set, target, hypothesis=hypothesis, **much)
+    fixed.pop("none")
     return {"vanilla": next(iter(fixed.values())), "best fixed drafter": max(fixed.values()),
             "SPIN": paper.climbed(data_set, target, hypothesis=hypothesis, **much)}
 

@@ -201,8 +201,8 @@ def selection_at_scale(goodput: Mapping[str, Mapping[str, float]], ceilings: Map
                 panel.text(place, value - 0.03, f"{value:.2f}", ha="center", va="top", size=8.5, rotation=90,
                            color="white", weight="bold")
     for style, name in zip(("--", ":"), next(iter(ceilings.values()), ())):
-        panel.hlines([ceilings.get(setting, {}).get(name, np.nan) for setting in goodput], x - 0.46, x + 0.46, color=INK, linestyle=style,
-                     linewidth=1.6, label=name)
+        panel.hlines([ceilings.get(setting, {}).get(name, np.nan) for setting in goodput], x - 0.46, x + 0.46, color=INK,
+                     linestyle=style, linewidth=1.6, label=name)
     stars = {i: published[setting] for i, setting in enumerate(goodput) if setting in published}
     panel.plot(list(stars), list(stars.values()), label="published: spin", **STAR)
     panel.axhline(1, color=INK, linewidth=1, linestyle=":")

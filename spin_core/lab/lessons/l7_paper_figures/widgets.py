@@ -1,4 +1,4 @@
-"""Dashboards of the whole system: choose a setting, see when each stage works, which drafters are used, and the goodput."""
+"""Dashboards of the whole system: choose a setting, see when each stage works, the drafters used, and the goodput."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,19 +10,17 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
+from spin_core.lab.lessons.l8_token_trees.steps import TreeStep, Trial
 from spin_core.lab.lessons.look import (
     BLUE, GREEN, GREY, INK, LIGHT, MONO, ORANGE, PURPLE, Q_COLOUR, RED, SERIES, SKY, WIDTH, canvas, label,
     styled, tint)
-
-if TYPE_CHECKING:
-    from spin_core.lab.lessons.l8_token_trees.steps import TreeStep, Trial
 
 DRAFTER_COLOURS = (ORANGE, SKY, PURPLE, "#F0E442")      # drafters, in their order
 PANELS = 4                                  # tests at a node: three children, and the target's draw
 
 
 @styled
-def tree(step: "TreeStep", drafters: Sequence[str], note: str = "") -> Figure:
+def tree(step: TreeStep, drafters: Sequence[str], note: str = "") -> Figure:
     """A verified tree, and the mask of the pass that verified it. ``drafters``: the names, in their order; ``note``
     goes before the title."""
     count, levels = len(step.tokens), step.depths
@@ -73,7 +70,7 @@ def tree(step: "TreeStep", drafters: Sequence[str], note: str = "") -> Figure:
     return figure
 
 
-def _mask(axes: Axes, step: "TreeStep", path: set[int]) -> None:
+def _mask(axes: Axes, step: TreeStep, path: set[int]) -> None:
     """Rows: queries, columns: keys; first what all see, the text."""
     mask, count = step.mask.numpy(), len(step.tokens)
     axes.add_patch(Rectangle((-3, -0.5), 2.4, count, facecolor=tint(BLUE, 0.35)))
@@ -104,7 +101,7 @@ def _leaves_first(parents: Sequence[int]) -> list[int]:
 
 
 @styled
-def trials(found: Sequence["Trial"], shown: int | None = None, title: str = "") -> Figure:
+def trials(found: Sequence[Trial], shown: int | None = None, title: str = "") -> Figure:
     """The tests at one node: p as left, the q of the child, its fate. ``shown``: the first so many, in four panels, so
     that the picture keeps its shape; None: those there are, a panel each."""
     panels = len(found) if shown is None else PANELS
@@ -144,8 +141,8 @@ def trials(found: Sequence["Trial"], shown: int | None = None, title: str = "") 
 @styled
 def tables(match: Mapping[str, Mapping[str, Sequence[float]]], tau: Mapping[str, Mapping[int, float]],
            published_match: Mapping[str, Sequence[float]], published_tau: Mapping[str, Mapping[int, float]]) -> Figure:
-    """SpecInfer's first two tables. ``match[way][drafter]``, ways being "greedy" and "sampled": share of the target's tokens
-    among the drafter's first 1, 2, ...; ``tau[way][width]``: tokens per verification. Published ones hollow and dashed."""
+    """SpecInfer's first two tables. ``match[way][drafter]``, ways being "greedy" and "sampled": share of the target's
+    tokens among the drafter's first 1, 2, ...; ``tau[way][width]``: tokens per verification. Published ones are dashed."""
     figure = Figure(figsize=(WIDTH, 6.2), layout="constrained")
     for column, (way, axes) in enumerate(zip(match, figure.subplots(2, 2, sharey="row").T)):
         above, below = axes

@@ -9,10 +9,10 @@ from matplotlib.figure import Figure
 
 from spin_core.draft.shape import parse
 from spin_core.engine import Engine
+from spin_core.lab.lessons.l8_token_trees import plots
 from spin_core.lab.lessons.l8_token_trees.steps import TreeStep, tree_steps, walk
-from spin_core.lab.lessons.l8_token_trees import plots as plots
-from spin_core.request import SamplingParams
 from spin_core.lab.lessons.panel import Panel
+from spin_core.request import SamplingParams
 
 
 def editor(engine: Engine, prompts: Mapping[str, str], drafters: Sequence[Sequence[str]], max_new_tokens: int = 24

@@ -18,8 +18,8 @@ def check_crossing(solution: Callable) -> str:
             if not close(answer, right, 1 + 0.001 * right):
                 wrong(f"For {weights:,} bytes of weights, {each:,} bytes of cache per token and batch {batch}, "
                       f"{said(answer)} instead of about {right:,.0f}.")
-    return ("All requests of a batch share the weights, and each has a cache of its own: the larger the batch, the sooner "
-            "the cache takes most of the time.")
+    return ("All requests of a batch share the weights, and each has a cache of its own: the larger the batch, the "
+            "sooner the cache takes most of the time.")
 
 
 @check
@@ -35,7 +35,7 @@ def check_entry(solution: Callable) -> str:
             lost = [p for p in (*range(min(sink, position + 1)), *range(max(sink, position + 1 - ring), position + 1))
                     if p not in held.values()]
             if lost:
-                wrong(f"With sink {sink} and ring {ring}, position {position} was written to entry {answer}; that loses "
-                      f"the token at {lost[0]}.")
-    return ("The sink stays, the others are used in turn. To draft gamma tokens and take them back, give the ring gamma "
-            "entries more than the window.")
+                wrong(f"With sink {sink} and ring {ring}, position {position} was written to entry {answer}; that "
+                      f"loses the token at {lost[0]}.")
+    return ("The sink stays, the others are used in turn. To draft gamma tokens and take them back, give the ring "
+            "gamma entries more than the window.")

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from spin_core import theory
+from spin_core.engine import Engine
 from spin_core.lab.bench import names
 from spin_core.lab.bench import spire as bench
-from spin_core.engine import Engine
 from spin_core.lab.lessons.stored import stored
-from spin_core.request import SamplingParams
-from spin_core.lab.simulate.recording import Recording
 from spin_core.lab.simulate import spire
+from spin_core.lab.simulate.recording import Recording
+from spin_core.request import SamplingParams
 
 CONTEXTS = [2 ** n for n in range(4, 18)]
 LIVE_BATCH = 8          # of stored `bench select-live` reports whose rows do not say it yet

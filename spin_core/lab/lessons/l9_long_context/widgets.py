@@ -6,9 +6,9 @@ from ipywidgets import Dropdown, IntSlider, SelectionSlider
 from matplotlib.figure import Figure
 
 from spin_core.lab.lessons.l9_long_context import measure as lesson
-from spin_core.lab.lessons.l9_long_context import plots as plots
-from spin_core.lab.simulate import spire
+from spin_core.lab.lessons.l9_long_context import plots
 from spin_core.lab.lessons.panel import Panel
+from spin_core.lab.simulate import spire
 
 WINDOWS = {"an eighth of the context": None, "64 tokens": 64, "1024 tokens": 1024}
 
