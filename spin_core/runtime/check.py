@@ -48,6 +48,19 @@ def refuse_states(model: PreTrainedModel) -> None:
                                       "rejected drafts back would need snapshots of it")
 
 
+class Contradiction(NotImplementedError):
+    """The library's own code does not agree with itself, so there is no text to be equal to."""
+
+
+def refuse_forgetful(model: PreTrainedModel, windows: dict[int, int | None], max_len: int) -> None:
+    """Raise Contradiction where the library's cache forgets, in ``max_len`` tokens, some that its mask still shows. ``windows``: by
+    layer, how many tokens the mask shows, None for all."""
+    for index, layer in enumerate(DynamicCache(config=model.config.get_text_config(decoder=True)).layers):
+        kept = getattr(layer, "sliding_window", None) if getattr(layer, "is_sliding", False) else None
+        if kept and kept < max_len and windows.get(index, 0) is None:
+            raise Contradiction(f"layer {index} shows a token all of its past, but the library's cache keeps {kept} tokens")
+
+
 def difference(forward: Callable, truncate: Callable[[int], None], tokens: list[int], expected: Tensor) -> float:
     """The largest difference between our logits and ``expected [T, V]``, relative to the largest logit.
 

@@ -16,7 +16,7 @@ from spin_core.kv.cache import SlotCache
 from spin_core.kv.ring import RingAttention, RingCache, Window
 from spin_core.runtime.attention import Ragged, attach, serving
 from spin_core.runtime.block import fuse_layers
-from spin_core.runtime.check import LENGTH, TOLERANCE, difference, own_logits
+from spin_core.runtime.check import LENGTH, TOLERANCE, Contradiction, difference, own_logits, refuse_forgetful
 from spin_core.runtime.layers import LayerNeeds, refuse_positions, survey
 from spin_core.runtime.library import LibraryPasses
 from spin_core.runtime.linear import pack_linears
@@ -71,9 +71,15 @@ def prepare(model: PreTrainedModel, slots: int, max_len: int, verification: str,
     # spin_core's own drafters are no architecture of the library's: there is nothing to compare them with
     check = check and window is None and not type(model).__module__.startswith("spin_core")
     try:
-        return _tried(_on_ragged_batches(model, slots, max_len, verification, window), model, check)
+        ready = _on_ragged_batches(model, slots, max_len, verification, window)
+        if check:
+            refuse_forgetful(model, {i: needs.sight and needs.sight.size for i, needs in ready.needs.items()},
+                             max_len)
+        return _tried(ready, model, check)
     except torch.OutOfMemoryError:
         raise
+    except Contradiction as error:
+        raise NotImplementedError(f"{name} cannot be served: {error}") from error
     except Exception as error:
         if window or keep_states:
             raise NotImplementedError(f"{name} cannot run on ragged batches: {error}") from error

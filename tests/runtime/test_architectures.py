@@ -72,6 +72,9 @@ REFUSE = {
     "lfm2": (lambda: hf.Lfm2Config(**GROUPED, layer_types=["conv", "full_attention"]),
              "layer 0 is of the kind conv: it keeps a recurrent state"),
     "mamba": (lambda: hf.MambaConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2), "layer 0 is of the kind linear"),
+    # generate and forward of the library differ: there is no text to be equal to
+    "moshi": (lambda: hf.MoshiConfig(**SIZES | dict(num_key_value_heads=2, head_dim=8, ffn_dim=48), sliding_window=8),
+              "layer 0 shows a token all of its past, but the library's cache keeps 8 tokens"),
     # an encoder: every token sees all
     "bert": (lambda: hf.BertConfig(**SIZES | dict(pad_token_id=0), intermediate_size=48), "differ from the library's by"),
 }
@@ -170,3 +173,8 @@ def test_attention_output_is_contiguous_as_the_library_s_is():
     ours.forward([0], [5], [1, 2, 3, 4, 5], [4])
     ours.forward([0, 1], [1, 2], [6, 7, 8], [0])
     assert len(seen) == 4 and all(x.is_contiguous() for x in seen)
+
+
+def test_a_window_that_holds_every_text_is_none():
+    model = build(hf.MistralConfig(**GROUPED, sliding_window=32), torch.float64)
+    assert not ModelRunner(model, slots=1, max_len=32).ready.odd
