@@ -77,9 +77,10 @@ def difference(forward: Callable, truncate: Callable[[int], None], tokens: list[
     found.append(forward(tokens[first:], list(range(length - first)), None))
     ours = torch.cat(found)
     pairs = [(ours, expected[:, :ours.shape[1]]), (branch, expected[first:first + 2, :ours.shape[1]])]
-    worst = torch.cat([(mine - theirs).abs().amax(1) for mine, theirs in pairs]).float()
+    # equal ones first: a model may forbid tokens, and the difference of two infinite logits is NaN
+    worst = torch.cat([torch.where(mine == theirs, 0, (mine - theirs).abs()).amax(1) for mine, theirs in pairs]).float()
     if not worst.isfinite().all():
         return float("inf")
     # in half precision a router may choose another expert for a token: then most tokens must agree, not all
     most = worst.median() if expected.dtype in (torch.float16, torch.bfloat16) else worst.max()
-    return float(most / expected.abs().max().clamp(min=1e-30))
+    return float(most / expected[expected.isfinite()].abs().max().clamp(min=1e-30))
