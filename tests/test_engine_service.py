@@ -463,13 +463,13 @@ def test_a_selectors_slip_of_the_pen_costs_speed_only():
 
 
 def test_a_drafter_of_an_unsupported_kind_is_refused_when_it_is_asked_for():
-    config = transformers.BloomConfig(vocab_size=tiny.VOCAB, hidden_size=32, n_layer=1, n_head=4)
-    bloom = tiny.TinyDrafter("bloom", transformers.BloomForCausalLM(config).double())
-    family = tiny.TinyFamily(tiny.family().target, {"bloom": bloom})
-    with pytest.raises(NotImplementedError, match="BloomForCausalLM cannot run"):
-        Engine(family, "bloom")
-    with pytest.raises(NotImplementedError, match="BloomForCausalLM cannot run"):
-        Engine(tiny.TinyFamily(bloom.model, {}), "none")
+    config = transformers.MambaConfig(vocab_size=tiny.VOCAB, hidden_size=32, num_hidden_layers=1, state_size=4)
+    mamba = tiny.TinyDrafter("mamba", transformers.MambaForCausalLM(config).double())
+    family = tiny.TinyFamily(tiny.family().target, {"mamba": mamba})
+    with pytest.raises(NotImplementedError, match="MambaForCausalLM cannot"):
+        Engine(family, "mamba")
+    with pytest.raises(NotImplementedError, match="MambaForCausalLM cannot"):
+        Engine(tiny.TinyFamily(mamba.model, {}), "none")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

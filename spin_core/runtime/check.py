@@ -77,10 +77,16 @@ def difference(forward: Callable, truncate: Callable[[int], None], tokens: list[
     found.append(forward(tokens[first:], list(range(length - first)), None))
     ours = torch.cat(found)
     pairs = [(ours, expected[:, :ours.shape[1]]), (branch, expected[first:first + 2, :ours.shape[1]])]
-    # equal ones first: a model may forbid tokens, and the difference of two infinite logits is NaN
-    worst = torch.cat([torch.where(mine == theirs, 0, (mine - theirs).abs()).amax(1) for mine, theirs in pairs]).float()
+    worst = torch.cat([_apart(mine, theirs).amax(1) for mine, theirs in pairs]).float()
     if not worst.isfinite().all():
         return float("inf")
     # in half precision a router may choose another expert for a token: then most tokens must agree, not all
     most = worst.median() if expected.dtype in (torch.float16, torch.bfloat16) else worst.max()
-    return float(most / expected[expected.isfinite()].abs().max().clamp(min=1e-30))
+    return float(most / expected.nan_to_num(0, 0, 0).abs().max().clamp(min=1e-30))
+
+
+def _apart(mine: Tensor, theirs: Tensor) -> Tensor:
+    """How far apart they are, entry by entry: 0 where both are the same infinity (a token that a model forbids), or
+    where theirs is NaN (damaged weights: the library's masks spread NaN even to the tokens before)."""
+    same = (mine == theirs) | theirs.isnan()
+    return (mine - theirs).abs().masked_fill(same, 0)
