@@ -111,7 +111,11 @@ def largest(logits: Tensor) -> tuple[Tensor, Tensor]:
 def _warp_(scores: Tensor, sampling: SamplingBatch) -> Tensor:
     """Logits -> :func:`probabilities`, in place, of positive temperature. A filter is a floor under the scores."""
     if (sampling.temperature != 1).any():
-        scores.div_(sampling.temperature.to(scores.dtype).unsqueeze(-1))
+        temperature = sampling.temperature.to(scores.dtype).unsqueeze(-1)
+        if (temperature < 1).any():         # finite logits may grow beyond the type: then only the differences count
+            peak = scores.amax(-1, keepdim=True)
+            scores.sub_(peak.where(peak.isfinite() & (peak / temperature).isinf(), 0.0))
+        scores.div_(temperature)
     for active, floor in ((sampling.top_k > 0, _top_k_floor),
                           (sampling.top_p < 1, _top_p_floor),
                           (sampling.min_p > 0, _min_p_floor)):
