@@ -78,12 +78,17 @@ def probabilities(logits: Tensor, sampling: SamplingBatch, index: Tensor | None 
         probs.copy_(logits[index])
     greedy = sampling.greedy
     if not greedy.any():
-        return _warp_(probs, sampling)
-    if not greedy.all():
+        _warp_(probs, sampling)
+    elif not greedy.all():
         probs[~greedy] = _warp_(probs[~greedy], sampling.rows(~greedy))
-    peak, best = largest(probs[greedy])
-    hot = torch.zeros_like(probs[greedy]).scatter_(-1, best.unsqueeze(-1), 1.0)
-    probs[greedy] = hot.masked_fill_(~peak.isfinite().unsqueeze(-1), torch.nan)
+    overflown = probs[:, 0].isnan() & ~greedy & (sampling.temperature < 1)      # such a row is NaN throughout
+    if overflown.any():         # of finite logits, divided: only the differences to the largest one count
+        scores = (logits if index is None else logits[index])[overflown].to(dtype)
+        probs[overflown] = _warp_(scores - scores.amax(-1, keepdim=True), sampling.rows(overflown))
+    if greedy.any():
+        peak, best = largest(probs[greedy])
+        hot = torch.zeros_like(probs[greedy]).scatter_(-1, best.unsqueeze(-1), 1.0)
+        probs[greedy] = hot.masked_fill_(~peak.isfinite().unsqueeze(-1), torch.nan)
     return probs
 
 
@@ -111,11 +116,7 @@ def largest(logits: Tensor) -> tuple[Tensor, Tensor]:
 def _warp_(scores: Tensor, sampling: SamplingBatch) -> Tensor:
     """Logits -> :func:`probabilities`, in place, of positive temperature. A filter is a floor under the scores."""
     if (sampling.temperature != 1).any():
-        temperature = sampling.temperature.to(scores.dtype).unsqueeze(-1)
-        if (temperature < 1).any():         # finite logits may grow beyond the type: then only the differences count
-            peak = scores.amax(-1, keepdim=True)
-            scores.sub_(peak.where(peak.isfinite() & (peak / temperature).isinf(), 0.0))
-        scores.div_(temperature)
+        scores.div_(sampling.temperature.to(scores.dtype).unsqueeze(-1))
     for active, floor in ((sampling.top_k > 0, _top_k_floor),
                           (sampling.top_p < 1, _top_p_floor),
                           (sampling.min_p > 0, _min_p_floor)):
