@@ -8,7 +8,6 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 from spin_core.files import check_writable, save_json
 
@@ -35,8 +34,8 @@ def main(argv: list[str] | None = None) -> int:
     commands.add_parser("reproduce", help="run the notebooks and collect their figures").fill = _reproduce_arguments
     try:
         args = parser.parse_args(argv)
-        if getattr(args, "json", None):
-            check_writable(Path(args.json))
+        if getattr(args, "json", None) is not None:
+            check_writable(args.json)
         run = {"generate": _generate, "fetch": _fetch, "distill": _distill, "bench": _bench, "reproduce": _reproduce}
         return run[args.command](args)
     except SystemExit:          # of argparse; asking below whether it is a refusal would import the models' library
@@ -76,7 +75,7 @@ def _generate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-k", type=int, default=0)
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--min-p", type=float, default=0.0)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, help="of every request (default: 0, 1, ... request by request)")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--stop", action="append", default=[], help="a string that ends the text; may be repeated")
     parser.add_argument("--batch", type=int, default=8, help="requests served at once (default 8)")

@@ -57,8 +57,7 @@ class Engine:
     do not fit wait in a queue, first come first served. ``prefill_chunk`` bounds the prompt tokens read per step.
     ``record_probs`` keeps p and q of every drafted position in the trace, for the lessons' widgets. ``verification`` is
     how the target attends to a ragged batch: "padded", "grouped", "decomposed" (SPIN's pieces), "per-request",
-    "flex" (today's kernel without padding), or "auto", the cheapest of the first four on this device. It changes speed,
-    not text.
+    "flex" (today's kernel without padding), or "auto", the cheapest of the first four here. It changes speed, not text.
 
     ``pipeline`` drafts for one part of the batch while another is verified: "off", a number of micro-batches, or
     "auto", which finds the best number by trying. A step then serves one micro-batch, and others may be in flight when
@@ -107,7 +106,8 @@ class Engine:
         if grouping not in POLICIES:
             raise ValueError(f"unknown grouping policy {grouping!r}; known: {', '.join(POLICIES)}")
         for name, value, least in (("gamma", gamma, 0), ("max_batch", max_batch, 1), ("max_len", max_len, 2),
-                                   ("kv_tokens", kv_tokens, 2), ("prefill_chunk", prefill_chunk, 1)):
+                                   ("kv_tokens", kv_tokens, 2), ("prefill_chunk", prefill_chunk, 1),
+                                   ("the family's max_context", family.max_context, 2)):
             if value is not None or name not in ("gamma", "max_len", "kv_tokens"):
                 check_whole(f"Engine: {name}", value, least)
         if not stage_timeout > 0:

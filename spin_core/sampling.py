@@ -78,12 +78,17 @@ def probabilities(logits: Tensor, sampling: SamplingBatch, index: Tensor | None 
         probs.copy_(logits[index])
     greedy = sampling.greedy
     if not greedy.any():
-        return _warp_(probs, sampling)
-    if not greedy.all():
+        _warp_(probs, sampling)
+    elif not greedy.all():
         probs[~greedy] = _warp_(probs[~greedy], sampling.rows(~greedy))
-    peak, best = largest(probs[greedy])
-    hot = torch.zeros_like(probs[greedy]).scatter_(-1, best.unsqueeze(-1), 1.0)
-    probs[greedy] = hot.masked_fill_(~peak.isfinite().unsqueeze(-1), torch.nan)
+    overflown = probs[:, 0].isnan() & ~greedy & (sampling.temperature < 1)      # such a row is NaN throughout
+    if overflown.any():         # of finite logits, divided: only the differences to the largest one count
+        scores = (logits if index is None else logits[index])[overflown].to(dtype)
+        probs[overflown] = _warp_(scores - scores.amax(-1, keepdim=True), sampling.rows(overflown))
+    if greedy.any():
+        peak, best = largest(probs[greedy])
+        hot = torch.zeros_like(probs[greedy]).scatter_(-1, best.unsqueeze(-1), 1.0)
+        probs[greedy] = hot.masked_fill_(~peak.isfinite().unsqueeze(-1), torch.nan)
     return probs
 
 

@@ -49,6 +49,16 @@ def test_commands_know_their_arguments_when_asked(command, capsys):
     assert {"distill": "--budget-minutes", "bench": "--seeds"}[command[0]] in capsys.readouterr().out
 
 
+def test_equal_prompts_are_sampled_with_seeds_of_their_own_unless_one_is_given(family, tmp_path):
+    def texts(*more: str) -> int:
+        out = tmp_path / "out.json"
+        assert main(["generate", *["--prompt", "abc"] * 4, "--temperature", "1", "--drafter", "none", *more,
+                     "--max-new-tokens", "12", "--json", str(out)]) == 0
+        return len({tuple(r["output_ids"]) for r in json.loads(out.read_text())["requests"]})
+
+    assert texts() == 4 and texts("--seed", "0") == 1
+
+
 def test_generate_with_a_selector(family, capsys):
     assert main(["generate", "--prompt", "abc", "--selector", "spin", "--max-new-tokens", "8"]) == 0
     selected, summary = capsys.readouterr().out.split("\n\n")
@@ -79,6 +89,7 @@ def test_generate_writes_texts_events_and_metrics(family, tmp_path, capsys):
     (["--prompt", "abc", "--draft-model", "some/model"], "--draft-model needs --target"),
     (["--prompt", "abc", "--limit", "3"], "--limit needs --workload"),
     (["--prompt", "abc", "--json", "/"], "'/'"),
+    (["--prompt", "abc", "--json", ""], "an empty path names no file"),
 ])
 def test_a_mistake_is_told_in_one_line(family, capsys, arguments, message):
     assert main(["generate", *arguments]) == 2

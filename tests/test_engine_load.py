@@ -3,7 +3,7 @@
 import pytest
 import tiny
 
-from spin_core.lab.bench import load, load_beside, load_faults, service as bench
+from spin_core.lab.bench import load, load_beside, load_faults, load_threads, service as bench
 from spin_core.engine import Engine
 from spin_core.request import FinishReason
 
@@ -66,6 +66,21 @@ def test_faults_lose_no_request_and_change_no_text(monkeypatch):
     row, = report.rows
     assert row["faults"] >= 10 and row["kinds"] >= 5 and row["drafters_retired"] >= 1 and row["requests"] > 60
     assert all(bar.holds for bar in report.bars), report.bars
+
+
+def test_engines_called_from_several_threads_lose_nothing_and_change_no_text():
+    report = load_threads.measure(4, 0)
+    assert [row["requests"] for row in report.rows] == [16] * 4 and all(bar.holds for bar in report.bars), report
+
+
+def test_what_several_threads_break_is_counted(monkeypatch):
+    monkeypatch.setattr(load_threads.Callers, "_generate", lambda self, todo: 1 / 0)
+    monkeypatch.setattr(load_threads, "differences", lambda *_: (2, 3))
+    report = load_threads.measure(1, 0, pipelines=["off"])
+    row, = report.rows
+    assert (row["exceptions"], row["lost"], row["wrong_texts"]) == (2, 8, 2)
+    assert [bar.holds for bar in report.bars] == [False, False, False, True] and "ZeroDivisionError" in report.notes[0]
+    assert load_threads.measure(1, 0, pipelines=["off"], seconds=0).bars[-1].holds is False
 
 
 def test_every_broken_draft_is_noticed():

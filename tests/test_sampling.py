@@ -57,6 +57,17 @@ def test_law_equals_transformers_warpers(filters, temperature):
         torch.testing.assert_close(single, expected.float(), rtol=2e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("filters", [dict(), dict(top_k=3), dict(top_p=0.9), dict(min_p=0.1)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_largest_logits_that_a_type_can_hold_have_a_distribution_at_low_temperature(filters, dtype):
+    most = torch.finfo(dtype).max
+    logits = torch.tensor([[0.0, most, 1.0, -torch.inf], [most, most, -most, 0.0], [-most] * 4, [1.0, 2.0, 3.0, 4.0],
+                           [1.0, torch.nan, 2.0, most]], dtype=dtype)
+    found = distribution(logits, *[SamplingParams(temperature=0.5, **filters)] * 5)
+    assert found[:3].tolist() == [[0, 1, 0, 0], [.5, .5, 0, 0], [.25] * 4] and found[4].isnan().all()
+    assert torch.equal(found[3:4], distribution(logits[3:4], SamplingParams(temperature=0.5, **filters)))
+
+
 @pytest.mark.parametrize("columns", [49152, 128256])
 @pytest.mark.parametrize("temperature", [1.0, 4.0])     # peaked; a nucleus of half the vocabulary
 def test_law_over_real_vocabularies(columns, temperature):

@@ -43,5 +43,10 @@ class SlotCache:
         self.v[layer][slots, :, index] = value
 
     def truncate(self, slot: int, length: int) -> None:
-        """Forget what ``slot`` holds beyond ``length`` tokens; a shorter content stays as it is."""
+        """Forget what ``slot`` holds beyond ``length`` tokens; a shorter content stays as it is.
+
+        Raises ValueError for a negative ``length``.
+        """
+        if length < 0:
+            raise ValueError(f"slot {slot}: a length of {length} tokens is negative")
         self.lengths[slot] = min(self.lengths[slot], length)

@@ -40,9 +40,12 @@ def own_logits(model: PreTrainedModel, length: int = LENGTH) -> tuple[list[int],
 
 
 def refuse_states(model: PreTrainedModel) -> None:
-    """Raise NotImplementedError for layers whose past is a state and not a list of keys and values."""
+    """Raise NotImplementedError for layers whose past is a state, or compressed, and not a list of keys and values."""
     kinds = getattr(model.config.get_text_config(), "layer_types", None) or []
     for index, kind in enumerate(kinds):
+        if "compressed" in kind:
+            raise NotImplementedError(f"layer {index} is of the kind {kind}: it attends to a compressed past, which is "
+                                      "not a key and a value per token")
         if not any(word in kind for word in ("attention", "dense", "moe", "sparse")) or "linear" in kind:
             raise NotImplementedError(f"layer {index} is of the kind {kind}: it keeps a recurrent state, and taking "
                                       "rejected drafts back would need snapshots of it")

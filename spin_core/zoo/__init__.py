@@ -135,4 +135,7 @@ def _max_context(model: PreTrainedModel, source: str) -> int:
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if limit is None:
         raise ValueError(f"{source!r}: its config states no max_position_embeddings")
+    if limit < 1:
+        raise ValueError(f"{source!r}: its config states max_position_embeddings={limit}: a model without a "
+                         "longest text cannot be served")
     return int(limit)

@@ -29,6 +29,9 @@ def test_truncate_shortens_one_slot_and_never_lengthens():
     cache.truncate(1, 7)
     assert cache.lengths == [2, 3]
     assert torch.equal(cache.k[0], stored), "rolling back is a change of length, nothing else"
+    with pytest.raises(ValueError, match="slot 0: a length of -1 tokens is negative"):
+        cache.truncate(0, -1)
+    assert cache.lengths == [2, 3]
 
 
 def test_room_is_exact():

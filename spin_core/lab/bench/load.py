@@ -2,7 +2,8 @@
 
 Every text is compared with the one that the request gets alone. Memory is what the process holds once the same service
 has run for a while: objects that Python's collector tracks, and resident bytes. ``--faults`` serves while drafters and
-selectors break and other threads interfere (:mod:`.load_faults`); ``--beside N`` measures speed while N other programs
+selectors break and other threads interfere (:mod:`.load_faults`), with ``--engines N`` on many engines that several
+threads call at random times (:mod:`.load_threads`); ``--beside N`` measures speed while N other programs
 compute (:mod:`.load_beside`).
 """
 
@@ -14,7 +15,7 @@ import statistics
 import time
 
 from spin_core.engine import Engine
-from spin_core.lab.bench import Bar, Report, at_least, load_beside, load_faults, positive
+from spin_core.lab.bench import Bar, Report, at_least, load_beside, load_faults, load_threads, positive
 from spin_core.lab.bench.service import LIMITS, differences, jobs, serve, small
 
 DESCRIPTION = "requests that come over time, queue, and are given up: none lost, texts as if alone, memory flat"
@@ -29,6 +30,8 @@ def add_arguments(parser) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--faults", action="store_true",
                         help="instead: a fault every 50 steps, in drafters, in the selector and from other threads")
+    parser.add_argument("--engines", type=positive, metavar="N",
+                        help="with --faults: N engines instead, each called from several threads at random times")
     parser.add_argument("--beside", type=at_least(0), metavar="N",
                         help="instead: throughput beside N busy processes against the fair share of the machine")
     parser.add_argument("--seconds", type=positive, default=5, help="with --beside: of a measurement (default 5)")
@@ -37,6 +40,10 @@ def add_arguments(parser) -> None:
 def run(args) -> Report:
     if args.beside is not None:
         return load_beside.measure(args.beside, args.seconds)
+    if args.engines is not None:
+        if not args.faults:
+            raise ValueError("--engines needs --faults")
+        return load_threads.measure(args.engines, args.seed)
     if args.faults:
         return load_faults.measure(args.requests or 500, args.batch, args.seed)
     family = small()

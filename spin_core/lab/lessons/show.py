@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from typing import Any
 
+from IPython import get_ipython
 from IPython.display import Image, display
 from matplotlib.figure import Figure
 
@@ -19,9 +21,10 @@ def begin(profile: str, figures_dir: str | Path = "", **sizes: Any) -> Any:
     """Begin a lesson: print what it runs on, and return the one of ``sizes`` that belongs to ``profile``.
 
     Figures go to ``figures_dir`` from now on; empty is ``figures/`` beside the notebook. Raises ValueError for a
-    profile that does not exist.
+    profile that does not exist, and for a parameter of papermill that the notebook does not have.
     """
     global _folder
+    _refuse_unknown_parameters()
     if profile not in sizes:
         raise ValueError(f"profile {profile!r}: choose {', '.join(sizes)}")
     _folder = Path(figures_dir or "figures")
@@ -29,6 +32,24 @@ def begin(profile: str, figures_dir: str | Path = "", **sizes: Any) -> Any:
     print(", ".join(f"{name} {number}" for name, number in here["versions"].items() if number))
     print(f"{here['gpu'] or here['cpu']}, {here['cores']} cores, {here['threads']} threads; profile {profile}")
     return sizes[profile]
+
+
+def _refuse_unknown_parameters() -> None:
+    """Compare what papermill has set, in a cell that begins "# Parameters", with the cell of defaults before it."""
+    shell = get_ipython()
+    cells = shell.user_ns.get("In", []) if shell else []
+    for defaults, given in zip(cells, cells[1:]):
+        if given.startswith("# Parameters\n") and "figures_dir" in _assigned(defaults):
+            known, unknown = _assigned(defaults), sorted(_assigned(given) - _assigned(defaults))
+            if unknown:
+                raise ValueError(f"unknown parameters {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+
+
+def _assigned(source: str) -> set[str]:
+    try:
+        return {node.id for node in ast.walk(ast.parse(source)) if isinstance(getattr(node, "ctx", None), ast.Store)}
+    except SyntaxError:         # a magic command
+        return set()
 
 
 def show(name: str, figure: Figure, *series: dict, caption: str, directory: str | Path | None = None) -> None:

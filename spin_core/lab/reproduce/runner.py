@@ -72,11 +72,11 @@ def run_all(notebooks: list[Path], output: Path, *, profile: str = "default", de
             cell_seconds: int | None = None) -> list[Job]:
     """Run ``notebooks`` in the order given and return what came of each; see the package's docstring.
 
-    Only one process at a time may do so with these ``output`` and ``profile``: BlockingIOError for a second one.
+    Only one process at a time may do so with this ``output``: BlockingIOError for a second one.
     """
     runs, figures_dir = output / "runs" / profile, output / "figures"
     figures_dir.mkdir(parents=True, exist_ok=True)
-    with locked(runs):
+    with locked(runs), locked(figures_dir):
         for left in runs.glob(".part-*"):       # of a run that was killed
             shutil.rmtree(left, ignore_errors=True)
         state, package = State(runs / "state.json"), package_digest()

@@ -86,6 +86,12 @@ def test_what_cannot_be_written_is_noticed_before_the_work(command, monkeypatch,
     assert str(tmp_path / "file") in capsys.readouterr().err
 
 
+def test_an_empty_name_of_a_file_is_refused_before_the_work(monkeypatch, capsys):
+    monkeypatch.setattr("spin_core.lab.bench.run", lambda *args: pytest.fail("it has begun to work"))
+    assert main(["bench", "products", "--json", ""]) == 2
+    assert capsys.readouterr().err == "error: an empty path names no file\n"
+
+
 @pytest.fixture
 def family():
     family = tiny.TinyFamily(tiny.family(torch.float32).target, tiny.family(torch.float32).drafters)

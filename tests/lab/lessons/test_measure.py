@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import tiny
@@ -86,3 +87,15 @@ def test_a_lesson_begins_with_its_machine_its_sizes_and_its_folder_of_figures(tm
     assert (tmp_path / "figures" / "name.png").exists(), "beside the notebook, not in the checkout"
     with pytest.raises(ValueError, match="profile 'Quick': choose quick, default"):
         begin("Quick", quick=3, default=5)
+
+
+@pytest.mark.parametrize("given, unknown", [("profile = 'quick'", ""), ("profil = 'quick'\nwide = 3", "profil, wide")])
+def test_a_parameter_that_a_lesson_does_not_have_is_refused_by_name(tmp_path, monkeypatch, given, unknown):
+    cells = ["", "# defaults\nprofile = 'default'\nfigures_dir = ''", f"# Parameters\n{given}\n", "%matplotlib inline"]
+    monkeypatch.setattr(import_module("spin_core.lab.lessons.show"), "get_ipython",
+                        lambda: SimpleNamespace(user_ns={"In": cells}))
+    if not unknown:
+        assert begin("quick", tmp_path, quick=3) == 3
+    else:
+        with pytest.raises(ValueError, match=f"unknown parameters {unknown}; known: figures_dir, profile"):
+            begin("quick", tmp_path, quick=3)

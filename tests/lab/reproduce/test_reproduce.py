@@ -275,6 +275,9 @@ def test_a_second_run_into_the_same_output_is_refused_and_what_a_killed_one_left
     with locked(left.parent):
         assert main(["--output", str(tmp_path), "--device", "cpu"], notebooks=tmp_path) == 2
     assert f"another process is writing into {left.parent}" in capsys.readouterr().err and left.exists()
+    with locked(tmp_path / "figures"):      # of another profile
+        assert main(["--output", str(tmp_path), "--device", "cpu"], notebooks=tmp_path) == 2
+    assert f"another process is writing into {tmp_path / 'figures'}" in capsys.readouterr().err and left.exists()
     assert main(["--output", str(tmp_path), "--device", "cpu"], notebooks=tmp_path) == 1 and not left.exists()
 
 
