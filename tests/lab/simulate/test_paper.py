@@ -97,6 +97,7 @@ def test_the_dashboard_lets_requests_come_one_by_one_or_in_bursts():
 
 def test_the_ladder_of_a_hypothesis_is_drawn_beside_the_published_one():
     figure = widgets.ladder_picture("recompute", "V100-32GB", 4, "CP", requests=6)
+    assert "LLaMA-7B on V100-32GB, batch 4, CP; vanilla" in figure.axes[0].get_title(loc="left")
     assert "keeps no cache" in figure.axes[0].get_title(loc="left")
     assert [text.get_text() for text in figure.axes[0].texts][:3] == ["1.45", "1.81", "1.99"]
     assert "does not fit" in widgets.ladder_picture("fp32", "V100-16GB", 4, "CP", requests=6).axes[0].get_title(loc="left")

@@ -39,13 +39,14 @@ def ladders(requests: int = 40) -> Panel:
 
 def ladder_picture(hypothesis: str, card: str, batch: int, data_set: str, *, requests: int = 40) -> Figure:
     """The modelled ladder of LLaMA-7B; a card on which the weights do not fit shows none, and says so."""
+    setting = f"LLaMA-7B on {card}, batch {batch}, {data_set}"         # another setting is always another picture
     try:
         rates = paper.ladder(data_set, hypothesis=hypothesis, card=card, batch=batch, requests=max(requests, 2 * batch))
     except ValueError as error:
-        return draw_ladder(dict.fromkeys(paper.ABLATION, 0.0), paper.ABLATION, title=str(error))
+        return draw_ladder(dict.fromkeys(paper.ABLATION, 0.0), paper.ABLATION, title=f"{setting}\n{error}")
     over = {rung: rate / rates["vanilla"] for rung, rate in rates.items()}
     return draw_ladder(over, paper.ABLATION, title=f"{HYPOTHESES[hypothesis].assumption}\n"
-                       f"vanilla: {rates['vanilla']:,.0f} tokens/s")
+                       f"{setting}; vanilla: {rates['vanilla']:,.0f} tokens/s")
 
 
 def dashboard(requests: int = 100, data_set: str = "Alpaca", policy: str = "1.4B", batch: int = 32,
