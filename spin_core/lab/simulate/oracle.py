@@ -31,27 +31,27 @@ class Plan(Selector):
         super().__init__(arms, **options)
         self.plan = plan
 
-    def only_found(self, weights: ndarray, seats: Sequence[RequestView]) -> ndarray:
+    def only_found(self, weights: ndarray, views: Sequence[RequestView]) -> ndarray:
         return weights
 
 
 class Planned(Plan):
     """Follows a plan by request, ``weights [R, arms]``, as :func:`replay` numbers them."""
 
-    def weights(self, seats: Sequence[RequestView]) -> ndarray:
-        return self.plan[[s.request for s in seats]]
+    def weights(self, views: Sequence[RequestView]) -> ndarray:
+        return self.plan[[s.request for s in views]]
 
 
 class PlannedSteps(Plan):
     """Follows a plan by position: ``arms`` and ``gammas``, one array per request."""
 
-    def weights(self, seats: Sequence[RequestView]) -> ndarray:
-        weights = np.zeros((len(seats), len(self.arms)))
-        weights[np.arange(len(seats)), [self.plan[s.request][0][s.emitted] for s in seats]] = 1
+    def weights(self, views: Sequence[RequestView]) -> ndarray:
+        weights = np.zeros((len(views), len(self.arms)))
+        weights[np.arange(len(views)), [self.plan[s.request][0][s.emitted] for s in views]] = 1
         return weights
 
-    def lengths(self, seats: Sequence[RequestView], arms: ndarray) -> ndarray:
-        return np.array([self.plan[s.request][1][s.emitted] for s in seats])
+    def lengths(self, views: Sequence[RequestView], arms: ndarray) -> ndarray:
+        return np.array([self.plan[s.request][1][s.emitted] for s in views])
 
 
 @dataclass(frozen=True)
