@@ -72,8 +72,8 @@ def difference(forward: Callable, truncate: Callable[[int, int], None], ways: di
 
     Two requests, or one after the other where there is one slot, read the first chunk and drafts that are taken back.
     Then, in every way, one of them reads the text's last tokens as a chain, the other as many nodes of a token tree.
-    ``forward(way, texts, trees)`` reads tokens in the first slots and gives the logits of all; ``truncate(slot, n)``
-    forgets all but n tokens.
+    ``forward(way, texts, trees, rows)`` reads tokens in the first slots and gives the logits of these rows;
+    ``truncate(slot, n)`` forgets all but n tokens.
     """
     first, last, wrong = tokens[:FIRST], tokens[FIRST:], tokens[::-1][:3]
     size = len(last)
@@ -82,16 +82,16 @@ def difference(forward: Callable, truncate: Callable[[int, int], None], ways: di
     chain, branches = (last, None, range(size)), (wrong[:2] + last[:-2], tree, range(2, size))
     passes = [[chain, branches]] if slots > 1 else [[chain], [branches]]
     together = range(len(passes[0]))
-    read = forward(next(iter(ways.values())), [first + wrong for _ in together], [None for _ in together])
-    found = {"prompts": _apart(read[:FIRST], expected[:FIRST])}
+    read = forward(next(iter(ways.values())), [first + wrong for _ in together], [None for _ in together], range(FIRST))
+    found = {"prompts": _apart(read, expected[:FIRST])}
     for name, way in ways.items():
         rows = []
         for requests in passes:
             for slot in together:
                 truncate(slot, FIRST)
-            read = forward(way, [text for text, _, _ in requests], [mask for _, mask, _ in requests])
-            for logits, (_, _, known) in zip(read.split(size), requests):
-                rows.append(_apart(logits[known.start:], expected[FIRST:][:len(known)]))
+            wanted = [b * size + row for b, (_, _, known) in enumerate(requests) for row in known]
+            read = forward(way, [text for text, _, _ in requests], [mask for _, mask, _ in requests], wanted)
+            rows.append(_apart(read, torch.cat([expected[FIRST:][:len(known)] for _, _, known in requests])))
         found[f"drafts, {name}"] = torch.cat(rows)
     largest = expected.nan_to_num(0, 0, 0).abs().max().clamp(min=1e-30)
     # in half precision a router may choose another expert for a token: then most tokens must agree, not all

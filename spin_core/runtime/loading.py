@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -138,17 +139,17 @@ def _tried(ready: Prepared, model: PreTrainedModel, check: bool) -> Prepared:
     """Read a short text, so that a model which cannot be served is refused here and not in mid-service."""
     cache = ready.cache
 
-    def forward(way, texts: list[list[int]], trees: list[Tensor | None]) -> Tensor:
+    def forward(way, texts: list[list[int]], trees: list[Tensor | None], rows: Sequence[int]) -> Tensor:
         slots, counts = list(range(len(texts))), list(map(len, texts))
         tokens = torch.tensor([token for text in texts for token in text], device=model.device)
         batch = RaggedBatch.build(tokens, slots, counts, cache.lengths[:len(slots)], trees)
-        logits = replace(ready, attention=way).logits(batch, list(range(len(tokens))))
+        logits = replace(ready, attention=way).logits(batch, list(rows))
         for slot, count in zip(slots, counts):
             cache.lengths[slot] += count
         return logits
 
     if not check or cache.max_len < LENGTH:
-        forward(ready.attention, [[0]], [None])
+        forward(ready.attention, [[0]], [None], [0])
     else:
         tokens, expected, _ = own_logits(share_weights(model).eval())
         ways = {"request by request": None} if ready.library else ready.attention.ways(WIDTH)
