@@ -233,18 +233,3 @@ def test_steps_that_lose_are_named():
         "'+ selection' is below the step before it on 1 of 2 data sets: A 0.900",
         "'+ decomposition' is below the step before it on 0 of 2 data sets",
         "'+ pipeline' is below the step before it on 1 of 2 data sets: B 0.950"]
-
-
-@pytest.mark.parametrize("policy, pipeline", [("spin", "auto"), ("near", 2)])
-def test_the_live_dashboard_shows_what_was_served(policy, pipeline, monkeypatch):
-    monkeypatch.setattr(widgets, "load_workload",
-                        lambda *_, limit: [SimpleNamespace(messages=[i, 4]) for i in range(limit)])
-    figure, goodput, shares = widgets.live_picture(tiny.family(), "mix", policy, "padded", 3, pipeline, tokens=12)
-    assert goodput > 0 and sum(shares.values()) == pytest.approx(1)
-    assert "measured here" in figure.get_suptitle() and "padding" in figure.get_suptitle()
-    assert policy != "near" or set(shares) == {"near"}
-
-
-def test_padding_is_that_of_the_strategy():
-    events = [SimpleNamespace(step=0, context=c, drafted=[]) for c in (10, 30)]
-    assert widgets.padding(events, "padded") == pytest.approx(1 / 3) and widgets.padding(events, "per-request") == 0
