@@ -49,7 +49,6 @@ def test_a_typical_mistake_is_caught_with_its_own_hint(name, hint):
 
 @pytest.mark.parametrize("name", EXERCISES)
 def test_what_is_no_answer_is_said(name):
-    solution = EXERCISES[name].solution
     assert "Is a return statement missing?" in wrong(name, lambda *given: print(end=""))
     assert "ZeroDivisionError" in wrong(name, lambda *given: 1 / 0)
     for value in ("three", {}, object, [None] * 4, True, np.array([[1.0, 2.0]] * 2), -1, [10 ** 6] * 4, [[1], [1, 2]]):

@@ -6,7 +6,6 @@ import io
 import warnings
 
 import matplotlib
-import numpy as np
 import pytest
 import tiny
 from matplotlib.image import imread
