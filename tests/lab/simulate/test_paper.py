@@ -4,7 +4,6 @@ comes out."""
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from spin_core.lab.bench import names
 from spin_core.lab.lessons.l7_paper_figures import checks, measure as lesson, plots, widgets
 from spin_core.lab.simulate import arrivals, paper
 from spin_core.lab.lessons.l7_paper_figures.widgets import picture
-from tests import tiny
 
 FEW = 16
 
