@@ -82,7 +82,7 @@ def test_figures_are_drawn_from_numbers():
 @pytest.mark.parametrize("policy, groups", [("spin", 2), ("none", 1), ("68M", 8)])
 def test_the_dashboard_draws_any_setting(policy, groups):
     figure = picture("CP", policy, "padded", "H100-80GB", 4, groups, requests=6)
-    assert "tokens/s (modelled: LLaMA-7B, H100-80GB)" in figure.get_suptitle()
+    assert "tokens/s over 6 requests (modelled: LLaMA-7B, H100-80GB)" in figure.get_suptitle()
     assert "arrival" not in figure.get_suptitle()
 
 
