@@ -153,7 +153,8 @@ class Engine:
         self.prefill_chunk = prefill_chunk
         self.record_laws = record_laws
         self.target = ModelRunner(family.target, max_batch, self.max_len, family.vocab_size, verification=verification,
-                                  keep_states=any(map(pool.is_fed, family.drafters.values())))
+                                  keep_states=any(map(pool.is_fed, family.drafters.values())),
+                                  keep_layers=pool.layers_read(family.drafters.values()))
         self.drafters: dict[str, Drafter] = {"none": NullDrafter()}     # built when first used
         self.retired: dict[str, Exception] = {}
         self.drafter = drafter                                          # None: the selector chooses

@@ -23,8 +23,8 @@ from spin_core.bench.products import interleaved
 from spin_core.distill.corpus import Shard
 from spin_core.distill.evaluate import MAX_GAMMA, Scores, score
 from spin_core.distill.states import States, compute
-from spin_core.draft import Drafter, DraftTable, FedLlama, NgramDrafter
-from spin_core.draft.pool import COMPOSED_NGRAM, build
+from spin_core.draft import Drafter, DraftTable, FedModel, NgramDrafter
+from spin_core.draft.pool import COMPOSED_NGRAM, build, layers_read
 from spin_core.engine import Engine
 from spin_core.files import check_writable
 from spin_core.request import Request, SamplingParams
@@ -97,7 +97,8 @@ def answer(family, limit: int | None, max_new_tokens: int) -> Answers:
     requests = engine.generate([p.messages for p in prompts], SamplingParams(max_new_tokens=max_new_tokens))
     kept = [(p, r) for p, r in zip(prompts, requests) if r.output_ids]
     shard = Shard.build([r.prompt_ids for _, r in kept], [r.output_ids for _, r in kept], [0.0] * len(kept))
-    return Answers(shard, compute(family.target, shard, family.vocab_size), [p.workload for p, _ in kept],
+    return Answers(shard, compute(family.target, shard, family.vocab_size,
+                                  layers=layers_read(family.drafters.values())), [p.workload for p, _ in kept],
                    [p.category for p, _ in kept])
 
 
@@ -213,7 +214,7 @@ def measure_costs(family, context: int, repeats: int) -> tuple[dict[str, float],
     for name, source in family.drafters.items():
         if isinstance(source, DraftTable):
             continue
-        fed = isinstance(source.model, FedLlama)
+        fed = isinstance(source.model, FedModel)
         runner = ModelRunner(source.model, 1, context + 2, keep_states=fed)
         runner.forward([0], [context], tokens, [0])
         extra = {"states": torch.zeros(1, 1, family.target.config.hidden_size)} if fed else {}

@@ -12,7 +12,7 @@ import torch
 from spin_core import provenance
 from spin_core.bench import drafters
 from spin_core.bench.products import interleaved
-from spin_core.draft import Drafter, FedLlama, NgramDrafter
+from spin_core.draft import Drafter, FedModel, NgramDrafter
 from spin_core.draft.pool import COMPOSED_NGRAM, build
 from spin_core.request import Request, SamplingParams
 from spin_core.runtime import ModelRunner
@@ -112,7 +112,7 @@ def timings(family, models: list[str], lookups: dict[str, Drafter], repeats: int
     add("target", ModelRunner(family.target, slots, room, family.vocab_size), TARGET_ROWS, lambda n: {}, 10**6)
     for name in models:
         source = family.drafters[name]
-        fed = isinstance(source.model, FedLlama)
+        fed = isinstance(source.model, FedModel)
         hidden = family.target.config.get_text_config().hidden_size
         feed = (lambda n: {"states": torch.zeros(1, n, hidden)}) if fed else (lambda n: {})
         add(name, ModelRunner(source.model, slots, room, keep_states=fed), DRAFT_ROWS, feed, slots)

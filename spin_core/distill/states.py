@@ -8,7 +8,7 @@ vocabulary, makes the law over a reduced vocabulary exact, without renormalising
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -23,10 +23,17 @@ from spin_core.runtime.runner import share_weights
 @dataclass
 class States:
     """``hidden [N, hidden]`` float16 and ``log_z [N]`` float32, row for row with a shard's tokens. ``log_z`` is only
-    computed where an answer's token follows; elsewhere it is 0."""
+    computed where an answer's token follows; elsewhere it is 0. ``inputs``: what entered some of the target's layers,
+    ``[N, hidden]`` bfloat16 each, for heads that read them; they are not kept in files."""
 
     hidden: Tensor
     log_z: Tensor
+    inputs: dict[int, Tensor] = field(default_factory=dict)
+
+    def read_by(self, model) -> Tensor:
+        """The states ``[N, width]`` that a drafter reads (:class:`spin_core.draft.fed.FedModel`)."""
+        layers = getattr(model, "layers_read", ())
+        return torch.cat([self.inputs[layer] for layer in layers], 1) if layers else self.hidden
 
     @staticmethod
     def join(parts: list["States"]) -> "States":
@@ -34,15 +41,21 @@ class States:
 
 
 @torch.inference_mode()
-def compute(model: PreTrainedModel, shard: Shard, vocab_size: int, batch_tokens: int = 1024) -> States:
-    """The states of texts from elsewhere: read the shard with ``model``, ``batch_tokens`` at a time; the result is on
-    the model's device."""
+def compute(model: PreTrainedModel, shard: Shard, vocab_size: int, batch_tokens: int = 1024,
+            layers: tuple[int, ...] = ()) -> States:
+    """The states of texts from elsewhere, and the inputs of ``layers``: read the shard with ``model``, ``batch_tokens``
+    at a time; the result is on the model's device."""
     model = share_weights(model).eval()
     pack_linears(model)
     device = model.device
     total = len(shard.tokens)
     width = model.get_output_embeddings().weight.shape[1]
-    out = States(torch.empty(total, width, dtype=torch.float16, device=device), torch.zeros(total, device=device))
+    out = States(torch.empty(total, width, dtype=torch.float16, device=device), torch.zeros(total, device=device),
+                 {layer: torch.empty(total, width, dtype=torch.bfloat16, device=device) for layer in layers})
+    seen: dict[int, Tensor] = {}
+    for layer in layers:            # of a copy of the modules: nothing to undo
+        (model.model.layers[layer] if layer < len(model.model.layers) else model.model.norm).register_forward_pre_hook(
+            lambda module, args, layer=layer: seen.update({layer: args[0]}))
     tokens, starts = shard.tokens.long().to(device), shard.starts.to(device)
     lengths, prompts = shard.lengths.to(device), shard.prompt_lengths.to(device)
     for rows in _batches(shard.lengths, batch_tokens):
@@ -52,6 +65,8 @@ def compute(model: PreTrainedModel, shard: Shard, vocab_size: int, batch_tokens:
         index = (starts[rows, None] + offset).clamp(max=total - 1)
         hidden = model.model(input_ids=tokens[index] * real, use_cache=False).last_hidden_state
         out.hidden[index[real]] = hidden[real].half()
+        for layer, given in seen.items():
+            out.inputs[layer][index[real]] = given[real].bfloat16()
         deciding = real & (offset >= prompts[rows, None] - 1) & (offset < lengths[rows, None] - 1)
         out.log_z[index[deciding]] = torch.cat([
             model.lm_head(part)[:, :vocab_size].float().logsumexp(-1) for part in hidden[deciding].split(batch_tokens)])
@@ -60,7 +75,7 @@ def compute(model: PreTrainedModel, shard: Shard, vocab_size: int, batch_tokens:
 
 def save(states: States, path: Path) -> None:
     """Write the states; the file appears whole or not at all."""
-    save_whole(path, {name: t.contiguous() for name, t in vars(states).items()})
+    save_whole(path, {"hidden": states.hidden.contiguous(), "log_z": states.log_z.contiguous()})
 
 
 def read(path: Path) -> States:

@@ -27,12 +27,44 @@ from spin_core.runtime.ring import Window
 CARRIES = ("last", "mix", "nothing")
 
 
-class FedLlama(LlamaForCausalLM):
+class FedModel(LlamaForCausalLM):
+    """What reads the target's states has in common.
+
+    ``layers_read``: the layers of the target whose inputs it reads, their states side by side; none means the state
+    that the target's head reads. ``first``: how many tokens at the start of a text it leaves out.
+    """
+
+    layers_read: tuple[int, ...] = ()
+    first = 0
+
+    def forward(self, input_ids: Tensor, states: Tensor | None = None, logits_to_keep: int | Tensor = 0,
+                **kwargs) -> CausalLMOutputWithPast:
+        body = self.body(input_ids, states, **kwargs).last_hidden_state
+        rows = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        return CausalLMOutputWithPast(logits=self.lm_head(body[:, rows]))
+
+    def fed(self, states: Tensor) -> Tensor:
+        """What ``body`` reads of the target's ``states [..., width]``, ``[..., hidden]``."""
+        return states
+
+    def body(self, input_ids: Tensor, states: Tensor | None = None, **kwargs) -> BaseModelOutputWithPast:
+        """The drafter's own states: its head reads ``last_hidden_state [B, T, hidden]``.
+
+        ``states [B, T, hidden]``: the state before each token, the target's (:meth:`fed`) or the drafter's own; None
+        is all zeros, as before a first token.
+        """
+        raise NotImplementedError
+
+    def carried(self, output: BaseModelOutputWithPast) -> Tensor:
+        """The drafter's own states ``[B, T, hidden]`` that the next tokens read, from the output of ``body``."""
+        raise NotImplementedError
+
+
+class FedLlama(FedModel):
     """A Llama whose input is ``fuse [state at i - 1; embedding(token at i)]``.
 
-    ``states [B, T, hidden]``: the state before each token; None is all zeros, as before a first token. What it carries
-    on from token to token while it drafts (``config.carry``): its "last" state, a "mix" of all layers' with the softmax
-    of ``mix [layers + 1]`` as shares (the first is what the first layer reads), or "nothing".
+    What it carries on from token to token while it drafts (``config.carry``): its "last" state, a "mix" of all layers'
+    with the softmax of ``mix [layers + 1]`` as shares (the first is what the first layer reads), or "nothing".
     """
 
     def __init__(self, config) -> None:
@@ -44,21 +76,13 @@ class FedLlama(LlamaForCausalLM):
         if self.carry == "mix":
             self.mix = nn.Parameter(torch.zeros(config.num_hidden_layers + 1))
 
-    def forward(self, input_ids: Tensor, states: Tensor | None = None, logits_to_keep: int | Tensor = 0,
-                **kwargs) -> CausalLMOutputWithPast:
-        body = self.body(input_ids, states, **kwargs).last_hidden_state
-        rows = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        return CausalLMOutputWithPast(logits=self.lm_head(body[:, rows]))
-
     def body(self, input_ids: Tensor, states: Tensor | None = None, **kwargs) -> BaseModelOutputWithPast:
-        """The drafter's own states: its head reads ``last_hidden_state [B, T, hidden]``."""
         embedded = self.model.embed_tokens(input_ids)
         states = torch.zeros_like(embedded) if states is None else states.to(embedded.dtype)
         return self.model(inputs_embeds=self.fuse(torch.cat([states, embedded], -1)),
                           output_hidden_states=self.carry == "mix", **kwargs)
 
     def carried(self, output: BaseModelOutputWithPast) -> Tensor:
-        """What the next tokens read of these ``[B, T, hidden]``, from the output of ``body``."""
         last = output.last_hidden_state
         if self.carry == "mix":         # through the norm, so that all are of the last state's kind
             states = [*map(self.model.norm, output.hidden_states[:-1]), last]
@@ -67,7 +91,7 @@ class FedLlama(LlamaForCausalLM):
 
 
 class FedDrafter(ModelDrafter):
-    """Drafts with a :class:`FedLlama` on the states that ``target``, the engine's runner, keeps.
+    """Drafts with a :class:`FedModel` on the states that ``target``, the engine's runner, keeps.
 
     What it reads behind the verified text it reads on states of its own, so those entries of its cache are only
     good for one draft; the tokens among them that get accepted are read again, on the target's states, together with
@@ -79,11 +103,13 @@ class FedDrafter(ModelDrafter):
                  window: Window | None = None) -> None:
         super().__init__(source, slots, max_len, vocab_size, keep_states=True, window=window)
         self.target = target
+        self.first = source.model.first
+        self.columns = target.columns(source.model.layers_read)
 
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
         draft = super().propose(requests, [count if self.drafts_for(r) else 0 for r, count in zip(requests, counts)])
         for request in requests:
-            self.runner.cache.truncate(request.slot, request.length)
+            self.rollback(request.slot, request.length)
         return draft
 
     def drafts_for(self, request: Request) -> bool:
@@ -104,15 +130,17 @@ class FedDrafter(ModelDrafter):
         """The states before each of ``counts[b]`` tokens: the target's, or behind its text the drafter's own."""
         before = []
         for slot, count in zip(slots, counts):
-            start, known = self.runner.cache.lengths[slot], self.target.cache.lengths[slot]
-            own = start > known         # drafting: what precedes is a drafted token
-            source = self.runner.states[slot] if own else self.target.states[slot]
-            if start == 0:
-                before += [torch.zeros_like(source[:1]), source[:count - 1]]
-            else:
-                before.append(source[start - 1:start - 1 + count])
-        return {"states": torch.cat([b.to(self.runner.device) for b in before])[None]}
+            start, known = self.begin(slot), self.target.cache.lengths[slot]
+            if start > known:           # drafting: what precedes is a drafted token
+                entry = start - 1 - self.first
+                before.append(self.runner.states[slot, entry:entry + count])
+                continue
+            states = self.target.states[slot, max(start - 1, 0):start - 1 + count, self.columns]
+            states = self.runner.model.fed(states.to(self.runner.device))
+            before += [states] if start else [states.new_zeros(1, states.shape[1]), states]
+        return {"states": torch.cat(before)[None]}
 
     def _feed_nodes(self, slots: list[int], parents: list[list[int]]) -> dict[str, Tensor]:
         """The drafter's own states at the parents: all of a tree is drafted."""
-        return {"states": torch.cat([self.runner.states[slot, entries] for slot, entries in zip(slots, parents)])[None]}
+        return {"states": torch.cat([self.runner.states[slot, [place - self.first for place in places]]
+                                     for slot, places in zip(slots, parents)])[None]}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from spin_core.draft.base import Drafter, NullDrafter
 from spin_core.draft.composite import CompositeDrafter
-from spin_core.draft.fed import FedDrafter, FedLlama
+from spin_core.draft.fed import FedDrafter, FedModel
 from spin_core.draft.model import ModelDrafter
 from spin_core.draft.ngram import NgramDrafter
 from spin_core.draft.selfdraft import SelfDrafter
@@ -31,7 +31,12 @@ def names(family) -> list[str]:
 
 def is_fed(source) -> bool:
     """Does that drafter of a family read the target's states?"""
-    return isinstance(getattr(source, "model", None), FedLlama)
+    return isinstance(getattr(source, "model", None), FedModel)
+
+
+def layers_read(sources) -> tuple[int, ...]:
+    """The layers of the target whose inputs any of these drafters of a family reads, in order."""
+    return tuple(sorted({layer for source in filter(is_fed, sources) for layer in source.model.layers_read}))
 
 
 def build(name: str, family, slots: int, max_len: int, target: ModelRunner) -> Drafter:

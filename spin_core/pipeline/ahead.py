@@ -186,4 +186,4 @@ class Ahead:
         self.engine.target.cache.lengths[request.slot] = request.length + count
         if count:
             drafter.runner.cache.lengths[request.slot] = \
-                request.length + (0 if type(drafter) is FedDrafter else count - 1)
+                request.length - drafter.first + (0 if type(drafter) is FedDrafter else count - 1)

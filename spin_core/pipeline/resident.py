@@ -111,12 +111,14 @@ def draft(seats: Seats, most: int) -> Drafted:
         return Drafted(room.new_zeros(len(room), 0), room, [])
     runner, (batch, width) = seats.drafter.runner, seats.recent.shape
     each = torch.arange(batch, device=slot.device)
-    read, first, keep, states = seats.recent, position - width, (each + 1) * width - 1, None
+    first = position - width
+    read, entry, keep, states = seats.recent, first - seats.drafter.first, (each + 1) * width - 1, None
     if type(seats.drafter) is FedDrafter:
-        states = seats.target.runner.states[slot[:, None], first[:, None] - 1 + torch.arange(width, device=slot.device)]
+        before = first[:, None] - 1 + torch.arange(width, device=slot.device)
+        states = runner.model.fed(seats.target.runner.states[slot[:, None], before][..., seats.drafter.columns])
     sane, counts, tokens, laws = torch.ones_like(slot, dtype=torch.bool), torch.zeros_like(slot), [], []
     for step in range(seats.longest):
-        logits = seats.graphs.resident(read, slot, first, most + seats.longest, keep, states)
+        logits = seats.graphs.resident(read, slot, entry, most + seats.longest, keep, states)
         sane = sane & logits.amax(-1).isfinite()        # who stops making sense just drafts less
         counts += sane
         column = logits.argmax(-1)
@@ -126,9 +128,9 @@ def draft(seats: Seats, most: int) -> Drafted:
             column = column.where(seats.sampling.greedy, drawn)
             laws.append(q)
         tokens.append(column if seats.drafter.ids is None else seats.drafter.ids[column])
-        read, first, keep = tokens[-1][:, None], position + step, each
+        read, entry, keep = tokens[-1][:, None], position + step - seats.drafter.first, each
         if states is not None:
-            states = runner.states[slot, (first - 1).clamp(max=seats.drafter.max_context - 1)][:, None]
+            states = runner.states[slot, (entry - 1).clamp(max=seats.drafter.max_context - 1)][:, None]
     return Drafted(torch.stack(tokens, 1), counts.minimum(room), laws)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,17 +27,19 @@ class ModelRunner:
     as the library made it, and one model can have several runners.
 
     ``vocab_size`` cuts logits that stand for no token (a head padded to a round width). With ``keep_states`` the
-    runner keeps ``states [slots, max_len, hidden]``, what the head read at every token, written like the cache: entries
-    of committed tokens are right, the others stale. ``verification`` names how a ragged batch is attended
-    (:func:`spin_core.decompose.plan`). With a ``window`` every token sees only a part of its past, and the cache
-    is a ring that holds no more (:mod:`spin_core.runtime.ring`).
+    runner keeps ``states [slots, max_len, width]``, written like the cache: entries of committed tokens are right, the
+    others stale. The first ``hidden`` columns are what the head read at every token; behind them stand the inputs of
+    the layers ``keep_layers``, of which ``num_layers`` is the last norm (:meth:`columns`). ``verification`` names how a
+    ragged batch is attended (:func:`spin_core.decompose.plan`). With a ``window`` every token sees only a part of its
+    past, and the cache is a ring that holds no more (:mod:`spin_core.runtime.ring`).
 
     Raises NotImplementedError, at once, for a model that cannot run like this: attention of its own beside the
     library's registry, recurrent layers, or a variant that the adapter does not know.
     """
 
     def __init__(self, model: PreTrainedModel, slots: int, max_len: int, vocab_size: int | None = None,
-                 keep_states: bool = False, verification: str = "auto", window: Window | None = None) -> None:
+                 keep_states: bool = False, verification: str = "auto", window: Window | None = None,
+                 keep_layers: tuple[int, ...] = ()) -> None:
         self.model = share_weights(model).eval()
         attach(self.model)
         fuse_layers(self.model)
@@ -58,8 +61,14 @@ class ModelRunner:
         self.graphs = None          # see spin_core.pipeline.graphs
         self.states: Tensor | None = None
         if keep_states:
-            self.states = torch.zeros(slots, max_len, config.hidden_size, dtype=model.dtype, device=model.device)
-            self.model.base_model.register_forward_hook(self._keep_states, with_kwargs=True)
+            self.width, self.keep_layers, self._inputs = config.hidden_size, keep_layers, {}
+            self.states = torch.zeros(slots, max_len, self.width * (1 + len(keep_layers)), dtype=model.dtype,
+                                      device=model.device)
+            body = self.model.base_model
+            body.register_forward_hook(self._keep_states, with_kwargs=True)
+            for layer in keep_layers:
+                part = body.layers[layer] if layer < self.num_layers else body.norm
+                part.register_forward_pre_hook(partial(self._keep_input, layer))
         self._try_out()
 
     @torch.inference_mode()
@@ -96,10 +105,24 @@ class ModelRunner:
         """Of the trees read last, behind ``bases[b]`` tokens of each slot, let the nodes ``paths[b]`` be the text."""
         compact(self.cache, slots, bases, paths, self.states)
 
+    def columns(self, layers: tuple[int, ...]) -> slice | list[int]:
+        """The columns of ``states`` that hold the inputs of ``layers``, side by side; for none, the last state's."""
+        if not layers:
+            return slice(0, self.width)
+        places = [1 + self.keep_layers.index(layer) for layer in layers]
+        if places == list(range(places[0], places[0] + len(places))):       # a slice is read without a copy
+            return slice(places[0] * self.width, (places[-1] + 1) * self.width)
+        return [column for place in places for column in range(place * self.width, (place + 1) * self.width)]
+
+    def _keep_input(self, layer: int, module, args) -> None:
+        self._inputs[layer] = args[0]
+
     def _keep_states(self, body, args, kwargs, output) -> None:
         batch = kwargs["ragged"].batch
         # a drafter says itself what it wants to read of its past
         kept = self.model.carried(output) if hasattr(self.model, "carried") else output.last_hidden_state
+        if self.keep_layers:
+            kept = torch.cat([kept, *(self._inputs.pop(layer) for layer in self.keep_layers)], -1)
         self.states[batch.slot_of, batch.entry_of] = kept[0]
 
     def _try_out(self) -> None:
