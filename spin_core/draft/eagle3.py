@@ -18,6 +18,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel, LlamaRMSNorm
 
 from spin_core.draft.fed import FedModel
+from spin_core.runtime.block import Block, norm
+from spin_core.runtime.linear import packable
 
 
 def default_layers(total: int) -> tuple[int, int, int]:
@@ -44,6 +46,25 @@ class Eagle3Layer(LlamaDecoderLayer):
         attended, _ = self.self_attn(hidden_states=torch.cat([self.input_layernorm(embedded), normed], -1), **kwargs)
         hidden_states = residual + attended
         return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+
+    def block(self) -> "Eagle3Block | None":
+        """The layer in fewer operations, where its products can be packed."""
+        linear = [part for part in self.modules() if isinstance(part, nn.Linear)]
+        return Eagle3Block(self) if all(map(packable, linear)) else None
+
+
+class Eagle3Block(Block):
+    """Computes what the first layer does (:mod:`spin_core.runtime.block`)."""
+
+    def __init__(self, layer: Eagle3Layer) -> None:
+        super().__init__(layer)
+        self.hidden_norm = layer.hidden_norm.weight, torch.full((1, 1, 1), layer.hidden_norm.variance_epsilon)
+        self.norm_before_residual = layer.norm_before_residual
+
+    def __call__(self, x: Tensor, embedded: Tensor, *, position_embeddings, ragged, **options) -> Tensor:
+        normed = norm(x, *self.hidden_norm)
+        return self.finish(normed if self.norm_before_residual else x,
+                           torch.cat([norm(embedded, *self.norms[0]), normed], -1), position_embeddings, ragged)
 
 
 class Eagle3Body(LlamaModel):

@@ -4,7 +4,9 @@ File format: safetensors with ``layers.<i>.*`` and ``norm.weight`` of a LlamaMod
 ``draft_ids`` (int32 or int64, ascending target ids). The head is the target's rows at ``draft_ids``: most of
 a small drafter's time goes into the head, and a few thousand frequent tokens are nearly all it would draft. A file
 with ``fuse.weight`` holds a drafter fed with the target's states (:mod:`spin_core.draft.fed`), with ``mix`` a feedback
-memory too. The metadata may say ``window``, how far its attention looks back, and ``carry``.
+memory too; one with ``fc.weight`` an EAGLE-3 head (:mod:`spin_core.draft.eagle3`), whose metadata says in
+``eagle_layers`` which of the target's layers it reads. The metadata may say ``window``, how far its attention looks
+back, and ``carry``. A matrix may be stored as int8, with what each of its rows is to be multiplied by in KEY.scale.
 """
 
 from __future__ import annotations
@@ -49,16 +51,19 @@ def load_pruned(path: Path, target: PreTrainedModel, vocab_size: int) -> DraftMo
     """
     from transformers import LlamaForCausalLM
 
+    from spin_core.draft.eagle3 import Eagle3Llama
     from spin_core.draft.fed import FedLlama
 
     if not isinstance(target, LlamaForCausalLM):
         raise ValueError(f"{path}: a pruned drafter needs a Llama target, not {type(target).__name__}")
     tensors, metadata = read(path)
+    tensors = _whole(path, tensors)
     if "draft_ids" not in tensors:
         raise ValueError(f"{path}: key 'draft_ids' is missing")
     ids = _draft_ids(path, tensors.pop("draft_ids"), vocab_size)
     fuse = tensors.pop("fuse.weight", None)         # only a drafter that is fed with the target's states has it
     mix = tensors.pop("mix", None)
+    fc = tensors.pop("fc.weight", None)
     depth = len({key.split(".")[1] for key in tensors if key.startswith("layers.")})
     if depth == 0:
         raise ValueError(f"{path}: no key 'layers.0.*'")
@@ -67,8 +72,11 @@ def load_pruned(path: Path, target: PreTrainedModel, vocab_size: int) -> DraftMo
     config.window, config.carry = _window(path, metadata.get("window")), metadata.get("carry", "last")
     if (mix is None) == (fuse is not None and config.carry == "mix"):
         raise ValueError(f"{path}: key 'mix' and carry {config.carry!r} do not go together")
+    if fc is not None:
+        config.eagle_layers = _layers(path, metadata.get("eagle_layers"), target.config.num_hidden_layers)
+    kind = Eagle3Llama if fc is not None else LlamaForCausalLM if fuse is None else FedLlama
     with torch.device("meta"):                      # shapes only: nothing is initialised to be overwritten
-        model = (LlamaForCausalLM if fuse is None else FedLlama)(config)
+        model = kind(config)
     embedding = target.get_input_embeddings()
     body = model.model
     body.embed_tokens = embedding
@@ -88,10 +96,10 @@ def load_pruned(path: Path, target: PreTrainedModel, vocab_size: int) -> DraftMo
     tensors = {key: value.to(weight.device, weight.dtype) for key, value in tensors.items()}
     body.load_state_dict({**tensors, "embed_tokens.weight": weight}, strict=True, assign=True)
 
-    for key, part in (("fuse.weight", fuse), ("mix", mix)):
+    for key, part in (("fuse.weight", fuse), ("mix", mix), ("fc.weight", fc)):
         if part is None:
             continue
-        module, name = (model.fuse, "weight") if key == "fuse.weight" else (model, "mix")
+        module, name = (model, "mix") if key == "mix" else (getattr(model, key.removesuffix(".weight")), "weight")
         if part.shape != getattr(module, name).shape:
             raise ValueError(f"{path}: key {key!r} has shape {list(part.shape)}, "
                              f"this target needs {list(getattr(module, name).shape)}")
@@ -113,6 +121,31 @@ def _window(path: Path, text: str | None) -> int | None:
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"{path}: window {text!r} is no whole number from 1 on")
     return int(text)
+
+
+def _layers(path: Path, text: str | None, total: int) -> tuple[int, ...]:
+    """The ``eagle_layers`` of the metadata: numbers from 0 to ``total``, separated by commas."""
+    parts = (text or "").split(",")
+    if not all(part.isdecimal() and int(part) <= total for part in parts) or len({*parts}) < len(parts):
+        raise ValueError(f"{path}: eagle_layers {text!r} are not different layers of a target of {total}")
+    return tuple(map(int, parts))
+
+
+def to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """``weight [rows, columns]`` as int8, and the float32 ``[rows]`` that each row is to be multiplied by."""
+    scale = (weight.float().abs().amax(1) / 127).clamp(min=1e-12)
+    return (weight.float() / scale[:, None]).round().to(torch.int8), scale
+
+
+def _whole(path: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with those in int8 multiplied out."""
+    for key in [key for key, value in tensors.items() if value.dtype == torch.int8]:
+        scale = tensors.pop(f"{key}.scale", None)
+        if scale is None or scale.shape != tensors[key].shape[:1]:
+            raise ValueError(f"{path}: key '{key}.scale' must hold a number for each of the {len(tensors[key])} rows of "
+                             f"{key!r}")
+        tensors[key] = tensors[key] * scale[:, None]
+    return tensors
 
 
 def _shallow(config: LlamaConfig, depth: int) -> LlamaConfig:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import tiny
 import torch
@@ -9,8 +11,10 @@ import torch
 from spin_core.distill import corpus
 from spin_core.distill.evaluate import score, tokens_per_verification
 from spin_core.distill.states import compute
+from spin_core.draft.eagle3 import Eagle3Block
 from spin_core.engine import Engine
 from spin_core.request import SamplingParams
+from spin_core.runtime import ModelRunner
 
 PROMPTS = [*tiny.HEAD_PROMPTS, [11], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]]
 GREEDY = SamplingParams(max_new_tokens=24, stop_ids=())
@@ -74,3 +78,19 @@ def test_states_of_a_pool_stand_side_by_side():
     assert engine.trace.metrics()["accepted"] == alone.trace.metrics()["accepted"] > 0
     for request in Engine(family, "fed", 3).generate(PROMPTS, GREEDY):
         tiny.assert_greedy(family.target, request, stop_ids=())
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_first_layer_in_fewer_operations_computes_the_same(normed):
+    model = copy.deepcopy(tiny.head_family().drafters["head"].model).float()
+    model.model.layers[0].norm_before_residual = normed
+    for layer_norm in (model.model.layers[0].hidden_norm, model.model.layers[0].input_layernorm):
+        layer_norm.weight.data = torch.rand(32) + .5
+    runner = ModelRunner(model, 2, 20)
+    assert isinstance(runner.model.model.layers[0].forward, Eagle3Block)
+    tokens, states = torch.randint(0, tiny.VOCAB, (1, 9)), torch.randn(1, 9, 32)
+    with torch.inference_mode():
+        expected = model(tokens, states).logits[0]
+        ours = torch.cat([runner.forward([1], [count], tokens[0, at:at + count], list(range(count)),
+                                         states=states[:, at:at + count]) for at, count in ((0, 5), (5, 1), (6, 3))])
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
