@@ -40,7 +40,7 @@ def load(name: str = "smollm2", *, target: str | Path | None = None,
     * the name of a drafter shipped for a built-in family (None: all of them),
     * a ``.safetensors`` file of a drafter pruned from this target (:mod:`spin_core.zoo.pruned`), or of a table of its
       habits (:mod:`spin_core.zoo.table`),
-    * a folder with an EAGLE-3 head for this target (:mod:`spin_core.zoo.eagle3`),
+    * a folder or hub name of an EAGLE-3 head for this target (:mod:`spin_core.zoo.eagle3`),
     * a folder or hub name of a causal LM with the target's tokenizer. A folder without any tokenizer is
       accepted, with a warning, if its head is as wide as the target's: a wrong guess costs speed, never text,
     * a :class:`DraftModel`, whose vocabulary is the caller's word.
@@ -97,9 +97,9 @@ def _load_drafter(item: str | Path, family: Family, known: dict[str, Path]) -> D
         names = ", ".join([*known, "ngram", "none"])
         raise ValueError(f"unknown drafter {str(item)!r}; known for {family.name}: {names}; else a folder, a "
                          ".safetensors file or a hub name (OWNER/NAME)")
-    if path.is_dir() and eagle3.is_head(path):
-        return eagle3.load(path, family.target, family.vocab_size)
     name = _last_part(item)
+    if folder := huggingface.folder_of(item, eagle3.is_head):
+        return eagle3.load(folder, family.target, family.vocab_size, name)
     model = huggingface.load_model(item, "drafter", family.device, family.dtype)
     tokenizer = huggingface.load_tokenizer(item, "drafter")
     if tokenizer is not None:

@@ -42,8 +42,8 @@ def is_head(folder: Path) -> bool:
                                                                    for name in config.get("architectures") or ())
 
 
-def load(folder: Path, target: PreTrainedModel, vocab_size: int) -> DraftModel:
-    """The head in ``folder``, to draft for ``target``; on its device, in its dtype.
+def load(folder: Path, target: PreTrainedModel, vocab_size: int, name: str | None = None) -> DraftModel:
+    """The head in ``folder``, to draft for ``target``; on its device, in its dtype. ``name``: instead of the folder's.
 
     Raises ValueError naming the file, and the key where there is one, if it is incomplete, of an unknown kind, or does
     not fit the target.
@@ -84,17 +84,17 @@ def load(folder: Path, target: PreTrainedModel, vocab_size: int) -> DraftModel:
               for key, value in tensors.items()}
     expected = {key: value.shape for key, value in model.state_dict().items()}
     for key in sorted(expected.keys() | given.keys()):
-        name = key.removeprefix("model.")
+        shown = key.removeprefix("model.")
         if key not in given:
-            raise ValueError(f"{folder}: key {name!r} is missing")
+            raise ValueError(f"{folder}: key {shown!r} is missing")
         if key not in expected:
-            raise ValueError(f"{folder}: key {name!r} is not a part of this head")
+            raise ValueError(f"{folder}: key {shown!r} is not a part of this head")
         if given[key].shape != expected[key]:
-            raise ValueError(f"{folder}: key {name!r} has shape {list(given[key].shape)}, this head needs "
+            raise ValueError(f"{folder}: key {shown!r} has shape {list(given[key].shape)}, this head needs "
                              f"{list(expected[key])}")
     model.load_state_dict({key: value.to(weight.device, weight.dtype) for key, value in given.items()}, assign=True)
     model.eval().requires_grad_(False)
-    return DraftModel(folder.resolve().name, model, None if ids is None else ids.to(weight.device),
+    return DraftModel(name or folder.resolve().name, model, None if ids is None else ids.to(weight.device),
                       wide.max_position_embeddings, f"EAGLE-3 head, from {folder}")
 
 

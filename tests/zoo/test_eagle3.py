@@ -162,3 +162,18 @@ def test_only_heads_are_saved_as_heads(tmp_path):
         eagle3.save(drafter, tmp_path / "head", target())
     with pytest.raises(ValueError, match="unknown layout 'other'; known: speculators, original"):
         eagle3.save(load(HEADS / "one-layer"), tmp_path / "head", target(), layout="other")
+
+
+def test_head_from_the_hub(save, monkeypatch):
+    """A hub name is fetched, its safetensors only if it is a head, and keeps its short name."""
+    asked = []
+
+    def fetched(repository, *path, allow_patterns=None):
+        asked.append((repository, *path, *(allow_patterns or ())))
+        return str(HEADS / "one-layer" / path[0]) if path else str(HEADS / "one-layer")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fetched)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetched)
+    family = zoo.load(target=save("big", target(), tokenizer()), drafters=["someone/a-head"])
+    assert list(family.drafters) == ["a-head"] and isinstance(family.drafters["a-head"].model, Eagle3Llama)
+    assert asked == [("someone/a-head", "config.json"), ("someone/a-head", "*.json", "*.safetensors")]
