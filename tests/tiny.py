@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from spin_core.draft import Drafter, Eagle3Llama, FedLlama
 from spin_core.engine import Engine
 from spin_core.request import Request
+from spin_core.runtime.runner import LAST
 
 VOCAB = 41
 STOP = 3
@@ -111,10 +112,12 @@ def family(dtype: torch.dtype = torch.float64) -> TinyFamily:
     return TinyFamily(target, {d.name: d for d in drafters})
 
 
-def fed_family() -> TinyFamily:
+def fed_family(layers_read: tuple[int, ...] = (LAST,)) -> TinyFamily:
     """A target whose only drafter, "fed", reads its states."""
     target = llama()
-    model = FedLlama(target.config).to(torch.float64).eval()
+    config = LlamaConfig(**target.config.to_dict())
+    config.layers_read = layers_read
+    model = FedLlama(config).to(torch.float64).eval()
     generator, known = torch.Generator().manual_seed(3), target.state_dict()
     model.load_state_dict(known | {name: 0.05 * torch.randn(weight.shape, dtype=weight.dtype, generator=generator)
                                    for name, weight in model.state_dict().items() if name not in known})
@@ -134,7 +137,7 @@ def head_family() -> TinyFamily:
     generator = torch.Generator().manual_seed(3)
     ids = torch.tensor([i for i in range(VOCAB) if i % 3 != 1])
     config = LlamaConfig(**target.config.to_dict() | {"num_hidden_layers": 1, "vocab_size": len(ids)})
-    config.eagle_layers = (0, 1, 3)
+    config.layers_read = (0, 1, 3)
     model = Eagle3Llama(config).to(torch.float64).eval()
     model.model.embed_tokens = target.model.embed_tokens
     with torch.no_grad():

@@ -21,7 +21,7 @@ Keys = tuple[Tensor, Tensor]        # keys and values
 
 
 def tree(parameters: dict[str, Tensor]) -> dict:
-    """Parameters by the names of a drafter's file -> ``{"fc", "norm", "layers": [{short name: weight}]}``."""
+    """Parameters by the names of a drafter's file -> ``{"fc", "norm", "layers": [{short name: weight}]}``, and "fuse"."""
     out: dict = {"layers": []}
     short = {long: name for name, long in PARTS.items()}
     for name, value in parameters.items():
@@ -104,6 +104,11 @@ def target_layer(x: Tensor, layer: dict, cos: Tensor, sin: Tensor, eps: float) -
     return mlp(x + linear(out.transpose(1, 2).reshape(x.shape), layer["o"]), layer, eps)
 
 
+def _enter(x: Tensor, embedded: Tensor, weights: dict) -> Tensor:
+    """What the first layer's residual stream begins with: of a head the state, else the state fused with the token."""
+    return linear(torch.cat([x, embedded], -1), weights["fuse"]) if "fuse" in weights else x
+
+
 def _read(x: Tensor, embedded: Tensor, layer: dict, eps: float) -> Tensor:
     """What a layer's attention reads; the first layer of a head also reads the token's embedding."""
     if "hidden_norm" not in layer:
@@ -113,14 +118,14 @@ def _read(x: Tensor, embedded: Tensor, layer: dict, eps: float) -> Tensor:
 
 def head_first(weights: dict, states: Tensor, embedded: Tensor, place: Tensor, cos: Tensor, sin: Tensor, eps: float
                ) -> tuple[Tensor, list[Keys]]:
-    """An EAGLE-3 head over verified text: ``states [B, T, 3 hidden]`` of the target, ``embedded [B, T, hidden]`` of the
-    tokens behind them, ``cos``, ``sin [1, T, dim / 2]``.
+    """A drafter over verified text: ``states [B, T, width]`` of the target, ``embedded [B, T, hidden]`` of the tokens
+    behind them, ``cos``, ``sin [1, T, dim / 2]``.
 
     Returns its states, before the last norm, at the places ``place [B, A]`` alone, ``[B, A, hidden]``, and every layer's
     keys and values of the whole text.
     """
     dim, layers = 2 * cos.shape[-1], weights["layers"]
-    x = linear(states, weights["fc"])
+    x = _enter(linear(states, weights["fc"]), embedded, weights)
     everywhere = torch.arange(x.shape[1], device=x.device)[None].expand(x.shape[0], -1)
     text = []
     for number, layer in enumerate(layers):
@@ -141,11 +146,12 @@ def head_next(weights: dict, x: Tensor, embedded: Tensor, last: Tensor, text: li
               cos: Tensor, sin: Tensor, eps: float) -> tuple[Tensor, list[Keys]]:
     """The same one token further into a draft, behind every place at once (training-time test, EAGLE-3).
 
-    ``x``, ``embedded [B, A, hidden]``: the head's own states before the tokens, and their embeddings. ``last [B, A]``:
+    ``x``, ``embedded [B, A, hidden]``: the drafter's own states before the tokens, and their embeddings. ``last [B, A]``:
     how far the verified text goes. ``drafted``: of every layer, keys and values of the draft's earlier tokens, aligned.
     Returns its states, and every layer's keys and values ``[B, A, groups, dim]``.
     """
     dim, kept = 2 * cos.shape[-1], []
+    x = _enter(x, embedded, weights)
     for number, layer in enumerate(weights["layers"]):
         read = _read(x, embedded, layer, eps)
         query, key = (rotate(heads(read, layer[part], dim), cos, sin) for part in "qk")

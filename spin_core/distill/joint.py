@@ -1,9 +1,9 @@
-"""Train a pool of EAGLE-3 heads for one target at once, for as long as there is time.
+"""Train a pool of drafters that are fed with the states of one target, all at once, for as long as there is time.
 
     python -m spin_core.distill.joint OUT --data DIR [DIR ...] --heads NAME [NAME ...]
 
-The heads learn from the same batches, so the target's states and distributions are read once for all of them. The run
-goes on where it was, takes up shards of texts as they appear, and has no planned end: the learning rate is constant, and
+The drafters learn from the same batches, so the target's states and distributions are read once for all of them. The
+run goes on where it was, takes up shards of texts as they appear, and has no planned end: the learning rate is constant, and
 what is evaluated and exported is a mean of the latest weights, which stands in for a rate that falls. (The mean reaches
 back over about a tenth of the steps: Karras et al., arXiv 2312.02696, power-function EMA.)
 
@@ -29,6 +29,7 @@ from spin_core.distill import corpus, fused
 from spin_core.distill.fused import HALF, later
 from spin_core.distill.kinds import KINDS, kind_of, user_turns
 from spin_core.distill.reading import ALIKE, ROWS, Reader, Store, Text, fill
+from spin_core.runtime.runner import LAST
 from spin_core.zoo.pruned import to_int8
 
 WINDOW = 128        # answer tokens of a text that are learned
@@ -39,35 +40,39 @@ WARM_UP = 100       # steps
 REACH = 16          # a weight's mean is over about the last 1.6 / REACH of the steps
 DECAY = 0.8         # each further depth counts so much of the one before
 GAMMA = 4
+FITTED = 120        # texts for the least squares at the beginning
 VOCABULARY = 16384  # ids ranked by frequency; every head drafts the first so many of them
 
 
 @dataclass(frozen=True)
 class HeadRecipe:
-    """``layers`` and draft ``vocab`` of a head, how many tokens ahead it is trained to run, the learning rate, the
-    ``kind`` of text it learns from (None: all), and the ``reads``: layers of the target whose inputs it reads."""
+    """``layers`` and draft ``vocab`` of a drafter, how many tokens ahead it is trained to run, the learning rate, the
+    ``kind`` of text it learns from (None: all), its ``form``, "fed" (:class:`spin_core.draft.fed.FedLlama`) or "eagle3"
+    (:class:`spin_core.draft.eagle3.Eagle3Llama`), and the layers of the target whose inputs it ``reads``."""
 
     layers: int = 1
     vocab: int = 8192
     depth: int = 3
     rate: float = 1e-3
     kind: str | None = None
-    reads: tuple[int, ...] = (2, 15, 27)
+    form: str = "fed"
+    reads: tuple[int, ...] = (2, 15, LAST)
 
 
 HEADS = {
-    "eagle-1L-4k": HeadRecipe(vocab=4096),
-    "eagle-1L-8k": HeadRecipe(),
-    "eagle-4L-8k": HeadRecipe(layers=4),
-    "eagle-code": HeadRecipe(vocab=4096, kind="code"),
-    "eagle-story": HeadRecipe(vocab=4096, kind="story"),
-    "eagle-facts": HeadRecipe(vocab=4096, kind="facts"),
+    "fed3-1L-4k": HeadRecipe(vocab=4096),
+    "fed3-1L-8k": HeadRecipe(),
+    "fed3-4L-8k": HeadRecipe(layers=4),
+    "fed3-code": HeadRecipe(vocab=4096, kind="code"),
+    "fed3-story": HeadRecipe(vocab=4096, kind="story"),
+    "fed3-facts": HeadRecipe(vocab=4096, kind="facts"),
+    "eagle3-1L-8k": HeadRecipe(form="eagle3", reads=(2, 15, 27)),
 }
 
 
 @dataclass
 class Batch:
-    """B texts. ``states [B, T, width]`` and ``embedded [B, T, hidden]``: position t holds the state before token t + 1
+    """B texts. ``states [B, T, width]`` (:meth:`Reader.states`) and ``embedded [B, T, hidden]``: position t holds the state before token t + 1
     and that token's embedding. ``place``, ``valid [B, WINDOW]``: the positions whose next token is an answer's, and which
     of them exist. ``rows [N]``: the valid ones in the flattened window, padded to a multiple of ROWS; ``p [N, Vd]`` the
     target's distribution there."""
@@ -101,7 +106,7 @@ def make_batch(texts: list[Text], store: Store, reader: Reader, head: Tensor | N
     """The batch of texts that the store holds; p for the rows ``head [Vd, hidden]`` of the target's head."""
     width = max(-(-max(len(t.tokens) for t in texts) // ALIKE) * ALIKE, WINDOW + ALIKE)
     tokens = torch.zeros(len(texts), width + 1, dtype=torch.int64)
-    states = torch.zeros(len(texts), width, reader.hidden * len(reader.layers), dtype=HALF)
+    states = torch.zeros(len(texts), width, reader.hidden * (len(reader.layers) + 1), dtype=HALF)
     place = torch.zeros(len(texts), WINDOW, dtype=torch.int64)
     valid = torch.zeros(len(texts), WINDOW, dtype=torch.bool)
     hidden, log_z = [], []
@@ -109,7 +114,7 @@ def make_batch(texts: list[Text], store: Store, reader: Reader, head: Tensor | N
         kept, z = store.get(text.key)
         length, deciding = len(text.tokens), slice(text.prompt - 1, len(text.tokens) - 1)
         tokens[row, :length] = text.tokens
-        states[row, :length] = kept[:, :-reader.hidden]
+        states[row, :length] = kept
         place[row] = (text.prompt - 2 + torch.arange(WINDOW)).clamp(max=width - 1)
         valid[row, :text.answer] = True
         hidden.append(kept[deciding, -reader.hidden:])
@@ -122,9 +127,13 @@ def make_batch(texts: list[Text], store: Store, reader: Reader, head: Tensor | N
 
 
 class HeadTrainer:
-    """A head, its optimiser, and the mean of its weights. ``ids``: the target's, most frequent first."""
+    """A drafter, its optimiser, and the mean of its weights. ``ids``: the target's, most frequent first. ``layers``:
+    those whose inputs stand in the batches' states."""
 
-    def __init__(self, name: str, recipe: HeadRecipe, target: PreTrainedModel, ids: Tensor) -> None:
+    def __init__(self, name: str, recipe: HeadRecipe, target: PreTrainedModel, ids: Tensor, layers: tuple[int, ...]
+                 ) -> None:
+        places = [len(layers) if layer == LAST else layers.index(layer) for layer in recipe.reads]
+        self.columns = None if places == list(range(len(layers) + 1)) else places
         self.name, self.recipe, self.ids, self.eps = name, recipe, ids[:recipe.vocab], target.config.rms_norm_eps
         self.parameters = {key: nn.Parameter(value) for key, value in begin(name, recipe, target).items()}
         self.mean = {key: value.detach().clone() for key, value in self.parameters.items()}
@@ -139,10 +148,14 @@ class HeadTrainer:
         """What the head's logits are computed from, ``[B, WINDOW, hidden]`` at each depth."""
         run = self.pieces if compiled else vars(fused)
         cos, sin = batch.angles
+        states = batch.states
+        if self.columns is not None:
+            parts = states.split(batch.embedded.shape[-1], -1)
+            states = torch.cat([parts[place] for place in self.columns], -1)
         if compiled:
-            for part in (batch.states, batch.embedded, cos, sin):
+            for part in (states, batch.embedded, cos, sin):
                 torch._dynamo.mark_dynamic(part, 1)
-        x, text = run["head_first"](weights, batch.states, batch.embedded, batch.place, cos, sin, self.eps)
+        x, text = run["head_first"](weights, states, batch.embedded, batch.place, cos, sin, self.eps)
         out = [run["norm"](x, weights["norm"], self.eps)]
         index = batch.place[..., None].expand(-1, -1, batch.embedded.shape[-1])
         embedded, angles = batch.embedded.gather(1, index), (cos[0][batch.place], sin[0][batch.place])
@@ -152,7 +165,8 @@ class HeadTrainer:
         drafted: list[list] = [[] for _ in text]
         for ahead in range(1, depth):
             drafted = [[tuple(map(later, keys)) for keys in layer] for layer in drafted]
-            x, kept = run["head_next"](weights, later(x), embedded, batch.place - ahead, text, drafted, *angles, self.eps)
+            own = out[-1] if self.recipe.form == "fed" else x
+            x, kept = run["head_next"](weights, later(own), embedded, batch.place - ahead, text, drafted, *angles, self.eps)
             drafted = [[*layer, keys] for layer, keys in zip(drafted, kept)]
             out.append(run["norm"](x, weights["norm"], self.eps))
         return out
@@ -200,7 +214,8 @@ class HeadTrainer:
 
     def resume(self, state: dict) -> None:
         """Go on from :meth:`state`. ValueError if it is of another recipe."""
-        if (then := {**state["recipe"], "reads": tuple(state["recipe"]["reads"])}) != asdict(self.recipe):
+        then = {**state["recipe"], "reads": tuple(state["recipe"]["reads"])}
+        if then != asdict(self.recipe):
             raise ValueError(f"the checkpoint of {self.name} is of the recipe {then}, not {asdict(self.recipe)}")
         for key, parameter in self.parameters.items():
             parameter.data.copy_(state["parameters"][key])
@@ -210,8 +225,8 @@ class HeadTrainer:
 
 
 def begin(name: str, recipe: HeadRecipe, target: PreTrainedModel) -> dict[str, Tensor]:
-    """A head's first weights: the target's last layers and norm; of what these lack, ``fc`` hands on the highest state
-    and the embedding's half of the projections is small and random."""
+    """A drafter's first weights: the target's last layers and norm. What these lack :func:`fit` decides, but for the
+    embedding's half of a head's projections, which is small and random."""
     generator = torch.Generator().manual_seed(int(hashlib.sha256(name.encode()).hexdigest()[:8], 16))
     given = {key: value.detach().float() for key, value in target.model.state_dict().items()}
     size, total = target.config.hidden_size, target.config.num_hidden_layers
@@ -220,14 +235,47 @@ def begin(name: str, recipe: HeadRecipe, target: PreTrainedModel) -> dict[str, T
         for part in fused.PARTS.values():
             if part != "hidden_norm":
                 out[f"layers.{layer}.{part}.weight"] = given[f"layers.{total - recipe.layers + layer}.{part}.weight"].clone()
+    out["fc.weight"] = torch.cat([torch.zeros(size, size * (len(recipe.reads) - 1)), torch.eye(size)], 1)
+    if recipe.form == "fed":
+        out["fuse.weight"] = torch.eye(size).repeat(1, 2)
+        return out
     out["layers.0.hidden_norm.weight"] = out["layers.0.input_layernorm.weight"]
     out["layers.0.input_layernorm.weight"] = torch.ones(size)
     for part in "qkv":
         key = f"layers.0.self_attn.{part}_proj.weight"
         out[key] = torch.cat([.02 * torch.randn(out[key].shape, generator=generator), out[key]], 1)
-    out["fc.weight"] = .01 * torch.randn(size, size * len(recipe.reads), generator=generator)
-    out["fc.weight"][:, -size:] += torch.eye(size)
     return out
+
+
+@torch.no_grad()
+def fit(trainer: HeadTrainer, texts: list[Text], target: PreTrainedModel, vocab_size: int) -> None:
+    """Fit ``fuse``, or a head's ``fc``, by least squares: what the first of the drafter's layers read when it was the
+    target's, from the states before and the token.
+
+    Each token counts by the inverse of its size, since the layer's norm divides by that; first tokens, whose states are
+    gigantic, are left out. The last state alone is fitted for ``fuse``; ``fc`` begins as handing it on.
+    """
+    recipe, fed = trainer.recipe, trainer.recipe.form == "fed"
+    read, first = ((LAST,) if fed else recipe.reads), target.config.num_hidden_layers - recipe.layers
+    layers = tuple(sorted({first, *read} - {LAST}))
+    reader = Reader(target, vocab_size, layers)
+    size = reader.hidden
+    width = size * (len(read) + fed)
+    gram, cross = (torch.zeros(width, n, dtype=torch.float64) for n in (width, size))
+    for text in texts:
+        tokens = text.tokens[None].long()
+        parts = reader.states(tokens, compiled=False)[0].double().split(size, -1)
+        kept = dict(zip((*layers, LAST), parts))
+        given = torch.cat([kept[layer][1:-1] for layer in read], -1)
+        if fed:
+            given = torch.cat([given, reader.embedding[tokens[0, 2:]].double()], -1)
+        wanted = kept[first][2:]
+        weight = wanted.square().mean(1, keepdim=True).rsqrt()
+        gram += (weight * given).T @ (weight * given)
+        cross += (weight * given).T @ (weight * wanted)
+    gram.diagonal().mul_(1 + 1e-3)              # so few data do not fit noise
+    for weights in (trainer.parameters, trainer.mean):
+        weights["fuse.weight" if fed else "fc.weight"].data.copy_(torch.linalg.solve(gram, cross).T)
 
 
 class Texts:
@@ -274,6 +322,10 @@ class Texts:
             taken.sort(key=lambda text: len(text.tokens))
             parts.append([taken[at:at + EACH] for at in range(0, len(taken), EACH)])
         return self._mixed([sum(batch, []) for batch in zip(*parts)])
+
+    def some(self, count: int) -> list[Text]:
+        """The first texts, of every kind as many."""
+        return [text for of in self.by_kind.values() for text in of[:-(-count // len(KINDS))]]
 
     def _mixed(self, items: list) -> list:
         return [items[i] for i in torch.randperm(len(items), generator=self.generator).tolist()]
@@ -335,14 +387,14 @@ def run(family, recipes: dict[str, HeadRecipe], out: Path, data: list[Path], sto
     texts = Texts(data, family.decode)
     texts.scan()
     fixed = _fixed(out / "fixed.pt", texts, family)
-    if len(reads := {recipe.reads for recipe in recipes.values()}) > 1:
-        raise ValueError(f"heads that are trained together read the same layers of the target, not {sorted(reads)}")
-    layers = reads.pop()
+    layers = tuple(sorted({layer for recipe in recipes.values() for layer in recipe.reads} - {LAST}))
     reader = Reader(family.target, family.vocab_size, layers)
-    trainers = [HeadTrainer(name, recipe, family.target, fixed["ids"]) for name, recipe in recipes.items()]
+    trainers = [HeadTrainer(name, recipe, family.target, fixed["ids"], layers) for name, recipe in recipes.items()]
     for trainer in trainers:
         if (path := out / f"{trainer.name}.pt").exists():
             trainer.resume(torch.load(path, weights_only=True))
+        else:
+            fit(trainer, texts.some(FITTED), family.target, family.vocab_size)
     texts.generator.manual_seed(sum(t.step for t in trainers))      # each time it goes on, in another order
     width = reader.hidden * (len(layers) + 1)
     store = Store(out / f"states-{'-'.join(recipes)[:60]}.bin", width, int(store_gb * 1e9 / (2 * width)))
@@ -412,10 +464,11 @@ def export(checkpoint: Path, path: Path, facts: dict[str, str], int8: bool = Tru
         else:
             tensors[key] = value.to(HALF)
     recipe = state["recipe"]
-    text = f"{recipe['layers']} layer{'s' * (recipe['layers'] > 1)} fed with three of the target's states (EAGLE-3)"
+    text = f"{recipe['layers']} layer{'s' * (recipe['layers'] > 1)} fed with three of the target's states"
     text += f", distilled on {recipe['kind']}" if recipe["kind"] else ""
     corpus.save_whole(path, tensors, {
-        "description": text, "eagle_layers": ",".join(map(str, recipe["reads"])), "recipe": str(recipe),
+        "description": text, "recipe": str(recipe),
+        "layers_read": ",".join("last" if layer == LAST else str(layer) for layer in recipe["reads"]),
         "steps": str(state["step"]), "tokens": str(state["tokens"]), "data": state["data"], **facts})
 
 

@@ -46,14 +46,14 @@ class Reader:
         return tuple(part[..., :part.shape[-1] // 2].float() for part in self.rotary(self.embedding[:1].float(), position))
 
     @torch.no_grad()
-    def states(self, tokens: Tensor) -> Tensor:
+    def states(self, tokens: Tensor, compiled: bool = True) -> Tensor:
         """``tokens [B, T]`` -> ``[B, T, (layers + 1) * hidden]``: the inputs of the layers, then what the head reads."""
         x, (cos, sin), kept = self.embedding[tokens], self.angles(tokens.shape[1]), {}
         for number, weights in enumerate(self.weights):
             kept[number] = x if number in self.layers else None
-            for part in (x, cos, sin):
+            for part in (x, cos, sin) if compiled else ():
                 torch._dynamo.mark_dynamic(part, 1)
-            x = self.layer(x, weights, cos, sin, self.eps)
+            x = (self.layer if compiled else fused.target_layer)(x, weights, cos, sin, self.eps)
         kept[len(self.weights)] = x
         return torch.cat([*(kept[layer] for layer in self.layers), fused.norm(x, self.norm, self.eps)], -1)
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from spin_core.distill.corpus import Shard, load_whole, save_whole
 from spin_core.runtime.linear import pack_linears
-from spin_core.runtime.runner import share_weights
+from spin_core.runtime.runner import LAST, share_weights
 
 
 @dataclass
@@ -32,8 +32,8 @@ class States:
 
     def read_by(self, model) -> Tensor:
         """The states ``[N, width]`` that a drafter reads (:class:`spin_core.draft.fed.FedModel`)."""
-        layers = getattr(model, "layers_read", ())
-        return torch.cat([self.inputs[layer] for layer in layers], 1) if layers else self.hidden
+        parts = [self.hidden if layer == LAST else self.inputs[layer] for layer in getattr(model, "layers_read", (LAST,))]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     @staticmethod
     def join(parts: list["States"]) -> "States":

@@ -92,7 +92,7 @@ class Eagle3Body(LlamaModel):
 class Eagle3Llama(FedModel):
     """An EAGLE-3 head with layers of Llama's kind.
 
-    ``config`` is a LlamaConfig; besides, ``eagle_layers``: the layers of the target whose inputs ``fc`` reads,
+    ``config`` is a LlamaConfig; besides, ``layers_read``: the layers of the target whose inputs ``fc`` reads,
     ``target_hidden_size``: their width (None: the head's own). Four options of the ``speculators`` library:
     ``norm_before_residual``, the first layer's residual stream is the normed state; ``norm_before_fc``, a norm of the
     three states together before ``fc``, or ``fc_norm``, one of each; ``norm_output``, it carries on normed states.
@@ -103,7 +103,7 @@ class Eagle3Llama(FedModel):
     def __init__(self, config) -> None:
         super().__init__(config)
         self.model = Eagle3Body(config)
-        self.layers_read = tuple(config.eagle_layers)
+        self.layers_read = tuple(config.layers_read)
         width = getattr(config, "target_hidden_size", None) or config.hidden_size
         self.fc = nn.Linear(len(self.layers_read) * width, config.hidden_size, bias=False)
         if getattr(config, "norm_before_fc", False):

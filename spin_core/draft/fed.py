@@ -22,6 +22,7 @@ from spin_core.draft.model import ModelDrafter
 from spin_core.request import Request
 from spin_core.runtime import ModelRunner
 from spin_core.runtime.ring import Window
+from spin_core.runtime.runner import LAST
 
 
 CARRIES = ("last", "mix", "nothing")
@@ -30,11 +31,11 @@ CARRIES = ("last", "mix", "nothing")
 class FedModel(LlamaForCausalLM):
     """What reads the target's states has in common.
 
-    ``layers_read``: the layers of the target whose inputs it reads, their states side by side; none means the state
-    that the target's head reads. ``first``: how many tokens at the start of a text it leaves out.
+    ``layers_read``: the layers of the target whose inputs it reads, side by side; LAST is the state that the target's
+    head reads. ``first``: how many tokens at the start of a text it leaves out.
     """
 
-    layers_read: tuple[int, ...] = ()
+    layers_read: tuple[int, ...] = (LAST,)
     first = 0
 
     def forward(self, input_ids: Tensor, states: Tensor | None = None, logits_to_keep: int | Tensor = 0,
@@ -63,6 +64,8 @@ class FedModel(LlamaForCausalLM):
 class FedLlama(FedModel):
     """A Llama whose input is ``fuse [state at i - 1; embedding(token at i)]``.
 
+    With more than one of ``config.layers_read`` the state is ``fc`` of them all, as in EAGLE-3 (arXiv 2503.01840), and a
+    text is read from its second token on, the first that has a state before it.
     What it carries on from token to token while it drafts (``config.carry``): its "last" state, a "mix" of all layers'
     with the softmax of ``mix [layers + 1]`` as shares (the first is what the first layer reads), or "nothing".
     """
@@ -70,11 +73,18 @@ class FedLlama(FedModel):
     def __init__(self, config) -> None:
         super().__init__(config)
         self.fuse = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+        self.layers_read = tuple(getattr(config, "layers_read", self.layers_read))
+        if len(self.layers_read) > 1:
+            self.first = 1
+            self.fc = nn.Linear(len(self.layers_read) * config.hidden_size, config.hidden_size, bias=False)
         self.carry = getattr(config, "carry", "last")
         if self.carry not in CARRIES:
             raise ValueError(f"a fed drafter carries one of {', '.join(CARRIES)}, not {self.carry!r}")
         if self.carry == "mix":
             self.mix = nn.Parameter(torch.zeros(config.num_hidden_layers + 1))
+
+    def fed(self, states: Tensor) -> Tensor:
+        return self.fc(states.to(self.fc.weight.dtype)) if len(self.layers_read) > 1 else states
 
     def body(self, input_ids: Tensor, states: Tensor | None = None, **kwargs) -> BaseModelOutputWithPast:
         embedded = self.model.embed_tokens(input_ids)

@@ -15,6 +15,7 @@ from spin_core.draft.trees import PREFIX, TreeDrafter, parse_name
 from spin_core.draft.vote import VoteDrafter
 from spin_core.runtime import ModelRunner
 from spin_core.runtime.ring import Window
+from spin_core.runtime.runner import LAST
 from spin_core.zoo.family import DraftModel
 
 COMPOSED_NGRAM = (4, 3)     # a composition trusts lookup from so many repeated tokens on: (longest, shortest)
@@ -35,8 +36,8 @@ def is_fed(source) -> bool:
 
 
 def layers_read(sources) -> tuple[int, ...]:
-    """The layers of the target whose inputs any of these drafters of a family reads, in order."""
-    return tuple(sorted({layer for source in filter(is_fed, sources) for layer in source.model.layers_read}))
+    """The layers of the target whose inputs any of these drafters of a family reads, in order; not LAST."""
+    return tuple(sorted({layer for source in filter(is_fed, sources) for layer in source.model.layers_read} - {LAST}))
 
 
 def build(name: str, family, slots: int, max_len: int, target: ModelRunner) -> Drafter:

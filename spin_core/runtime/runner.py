@@ -19,6 +19,8 @@ from spin_core.runtime.linear import pack_linears
 from spin_core.runtime.ring import RingAttention, RingCache, Window
 from spin_core.runtime.tensor_parallel import local_heads
 
+LAST = -1       # among layers: what the head reads, behind the last norm
+
 
 class ModelRunner:
     """Runs ``model`` on a :class:`SlotCache` of its own.
@@ -106,10 +108,8 @@ class ModelRunner:
         compact(self.cache, slots, bases, paths, self.states)
 
     def columns(self, layers: tuple[int, ...]) -> slice | list[int]:
-        """The columns of ``states`` that hold the inputs of ``layers``, side by side; for none, the last state's."""
-        if not layers:
-            return slice(0, self.width)
-        places = [1 + self.keep_layers.index(layer) for layer in layers]
+        """The columns of ``states`` that hold the inputs of ``layers``, side by side; LAST stands for the last state."""
+        places = [0 if layer == LAST else 1 + self.keep_layers.index(layer) for layer in layers]
         if places == list(range(places[0], places[0] + len(places))):       # a slice is read without a copy
             return slice(places[0] * self.width, (places[-1] + 1) * self.width)
         return [column for place in places for column in range(place * self.width, (place + 1) * self.width)]

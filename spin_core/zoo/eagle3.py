@@ -62,7 +62,7 @@ def load(folder: Path, target: PreTrainedModel, vocab_size: int, name: str | Non
     ids = _ids(folder, tensors, vocab_size)
     config = LlamaConfig(**{key: value for key, value in inner.items() if key not in ("architectures", "model_type")})
     config.tie_word_embeddings = False
-    config.eagle_layers = _layers(path, stated, default_layers(wide.num_hidden_layers), wide.num_hidden_layers)
+    config.layers_read = _layers(path, stated, default_layers(wide.num_hidden_layers), wide.num_hidden_layers)
     config.target_hidden_size = wide.hidden_size
     for option in OPTIONS:
         setattr(config, option, bool(stated.get(option, False)))

@@ -4,9 +4,9 @@ File format: safetensors with ``layers.<i>.*`` and ``norm.weight`` of a LlamaMod
 ``draft_ids`` (int32 or int64, ascending target ids). The head is the target's rows at ``draft_ids``: most of
 a small drafter's time goes into the head, and a few thousand frequent tokens are nearly all it would draft. A file
 with ``fuse.weight`` holds a drafter fed with the target's states (:mod:`spin_core.draft.fed`), with ``mix`` a feedback
-memory too; one with ``fc.weight`` an EAGLE-3 head (:mod:`spin_core.draft.eagle3`), whose metadata says in
-``eagle_layers`` which of the target's layers it reads. The metadata may say ``window``, how far its attention looks
-back, and ``carry``. A matrix may be stored as int8, with what each of its rows is to be multiplied by in KEY.scale.
+memory too, with ``fc.weight`` it reads several states; ``fc.weight`` without ``fuse.weight`` is an EAGLE-3 head's
+(:mod:`spin_core.draft.eagle3`). The metadata say in ``layers_read`` which of the target's layers' inputs ``fc`` fuses,
+such as "2,15,last", and may say ``window``, how far its attention looks back, and ``carry``. A matrix may be stored as int8, with what each of its rows is to be multiplied by in KEY.scale.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from .family import DraftModel
 if TYPE_CHECKING:
     from transformers import LlamaConfig, PreTrainedModel
 
+LAST = -1       # spin_core.runtime.runner.LAST, which this file need not import
 SHIPPED = Path(__file__).parent / "drafters"
 CHECKSUMS = "SHA256SUMS"
 
@@ -73,8 +74,8 @@ def load_pruned(path: Path, target: PreTrainedModel, vocab_size: int) -> DraftMo
     if (mix is None) == (fuse is not None and config.carry == "mix"):
         raise ValueError(f"{path}: key 'mix' and carry {config.carry!r} do not go together")
     if fc is not None:
-        config.eagle_layers = _layers(path, metadata.get("eagle_layers"), target.config.num_hidden_layers)
-    kind = Eagle3Llama if fc is not None else LlamaForCausalLM if fuse is None else FedLlama
+        config.layers_read = _layers(path, metadata.get("layers_read"), target.config.num_hidden_layers)
+    kind = FedLlama if fuse is not None else LlamaForCausalLM if fc is None else Eagle3Llama
     with torch.device("meta"):                      # shapes only: nothing is initialised to be overwritten
         model = kind(config)
     embedding = target.get_input_embeddings()
@@ -124,11 +125,12 @@ def _window(path: Path, text: str | None) -> int | None:
 
 
 def _layers(path: Path, text: str | None, total: int) -> tuple[int, ...]:
-    """The ``eagle_layers`` of the metadata: numbers from 0 to ``total``, separated by commas."""
+    """The ``layers_read`` of the metadata: "last" and numbers from 0 to ``total``, separated by commas."""
     parts = (text or "").split(",")
-    if not all(part.isdecimal() and int(part) <= total for part in parts) or len({*parts}) < len(parts):
-        raise ValueError(f"{path}: eagle_layers {text!r} are not different layers of a target of {total}")
-    return tuple(map(int, parts))
+    if len(parts) < 2 or len({*parts}) < len(parts) or not all(
+            part == "last" or part.isdecimal() and int(part) <= total for part in parts):
+        raise ValueError(f"{path}: layers_read {text!r} are not different layers of a target of {total}")
+    return tuple(LAST if part == "last" else int(part) for part in parts)
 
 
 def to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:

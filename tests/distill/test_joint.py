@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,13 +15,15 @@ from spin_core.distill.kinds import kind_of, user_turns
 from spin_core.distill.loss import law_loss
 from spin_core.distill.states import compute
 from spin_core.distill.unroll import unroll
-from spin_core.draft import Eagle3Llama
+from spin_core.draft import Eagle3Llama, FedLlama
+from spin_core.runtime.runner import LAST
 from spin_core.zoo.pruned import load_pruned
 
 from tests import tiny
 
-RECIPES = {"head": joint.HeadRecipe(vocab=24, reads=(1, 2, 4)), "two": joint.HeadRecipe(2, 30, reads=(1, 2, 4)),
-           "special": joint.HeadRecipe(vocab=24, reads=(1, 2, 4), kind="story")}
+HEAD = joint.HeadRecipe(vocab=24, form="eagle3", reads=(1, 2, 4))
+RECIPES = {"head": HEAD, "two": replace(HEAD, layers=2, vocab=30), "fed": joint.HeadRecipe(vocab=30, reads=(1, 2, LAST)),
+           "special": replace(HEAD, kind="story")}
 
 
 @pytest.fixture(autouse=True)
@@ -72,27 +75,29 @@ def head_of(parameters, recipe, target):
     """The model of a head's parameters."""
     config = type(target.config)(**target.config.to_dict() | {"num_hidden_layers": recipe.layers,
                                                               "tie_word_embeddings": False})
-    config.eagle_layers = recipe.reads
-    model = Eagle3Llama(config)
-    model.load_state_dict({(key if key.startswith("fc") else f"model.{key}"): value for key, value in parameters.items()},
+    config.layers_read = recipe.reads
+    model = (FedLlama if recipe.form == "fed" else Eagle3Llama)(config)
+    model.load_state_dict({(key if key.startswith(("fc", "fuse")) else f"model.{key}"): value for key, value in parameters.items()},
                           strict=False)
     model.model.embed_tokens = target.model.embed_tokens
     model.lm_head = Linear(1, 1)
     return model
 
 
-@pytest.mark.parametrize("name", ["head", "two"])
+@pytest.mark.parametrize("name", ["head", "two", "fed"])
 def test_pieces_compute_what_a_head_computes(family, name):
     recipe, target = RECIPES[name], family.target
     parameters = joint.begin(name, recipe, target)
     model = head_of(parameters, recipe, target)
     tokens = torch.randint(0, tiny.VOCAB, (3, 15))
     states = torch.randn(3, 15, 3 * 32)
+    whole = states if name == "fed" else torch.cat([states, torch.randn(3, 15, 32)], -1)    # in a batch: the last too
     expected = unroll(model, tokens, states, 4)
     angles = reading.Reader(target, tiny.VOCAB, recipe.reads).angles(14)
     place = torch.tensor([3, 4, 5])[:, None] + torch.arange(9)
-    batch = joint.Batch(states[:, :-1], target.model.embed_tokens(tokens[:, 1:]), place, place >= 0, angles, place, place)
-    trainer = joint.HeadTrainer(name, recipe, target, torch.arange(recipe.vocab))
+    batch = joint.Batch(whole[:, :-1], target.model.embed_tokens(tokens[:, 1:]), place, place >= 0, angles, place, place)
+    layers = tuple(layer for layer in recipe.reads if layer != LAST)
+    trainer = joint.HeadTrainer(name, recipe, target, torch.arange(recipe.vocab), layers)
     for depth, (ours, theirs) in enumerate(zip(trainer.bodies(fused.tree(parameters), batch, 4), expected, strict=True)):
         at = (place + 1)[..., None].expand(-1, -1, 32)
         torch.testing.assert_close(ours[:, depth:], theirs.gather(1, at)[:, depth:], rtol=1e-4, atol=1e-4)
@@ -145,22 +150,17 @@ def test_a_run_goes_on_where_it_was(served, data, tmp_path):
     run(served, data, tmp_path / "out", 3, ("head", "special"))
     first = torch.load(tmp_path / "out" / "head.pt", weights_only=True)
     assert first["step"] == 3 and first["tokens"] > 0
-    run(served, data, tmp_path / "out", 2, ("head", "two"))
+    run(served, data, tmp_path / "out", 2, ("head", "fed"))
     second = torch.load(tmp_path / "out" / "head.pt", weights_only=True)
     assert second["step"] == 5 and second["tokens"] > first["tokens"]
     assert any(not a.equal(b) for a, b in zip(first["mean"].values(), second["mean"].values()))
     starts = entries(tmp_path / "out", "start")
-    assert [entry["heads"] for entry in starts] == [{"head": 0, "special": 0}, {"head": 3, "two": 0}]
+    assert [entry["heads"] for entry in starts] == [{"head": 0, "special": 0}, {"head": 3, "fed": 0}]
     with pytest.raises(ValueError, match="the checkpoint of head is of the recipe"):
-        joint.run(served, {"head": joint.HeadRecipe(vocab=9, reads=(1, 2, 4))}, tmp_path / "out", [data], .01)
+        joint.run(served, {"head": replace(HEAD, vocab=9)}, tmp_path / "out", [data], .01)
 
 
-def test_heads_of_one_run_read_the_same_layers(served, data, tmp_path):
-    with pytest.raises(ValueError, match="trained together read the same layers"):
-        joint.run(served, {"a": RECIPES["head"], "b": joint.HeadRecipe(reads=(0, 1, 2))}, tmp_path, [data], .01)
-
-
-@pytest.mark.parametrize("name", ["head", "two"])
+@pytest.mark.parametrize("name", ["head", "two", "fed"])
 def test_an_exported_head_is_as_good_as_its_log_says(served, data, tmp_path, name):
     out = tmp_path / "out"
     run(served, data, out, 40, (name,))
@@ -173,7 +173,7 @@ def test_an_exported_head_is_as_good_as_its_log_says(served, data, tmp_path, nam
     held = joint._fixed(out / "fixed.pt", None, served)["held"]
     shard = corpus.Shard.build([t.tokens[:t.prompt].tolist() for t in held], [t.tokens[t.prompt:].tolist() for t in held],
                                [0.0] * len(held))
-    states = compute(served.target, shard, served.vocab_size, layers=RECIPES[name].reads)
+    states = compute(served.target, shard, served.vocab_size, layers=tuple(layer for layer in RECIPES[name].reads if layer != LAST))
     counted = tokens_per_verification(score(drafter.model, drafter.ids, served.target, shard, states), 4)
     assert counted == pytest.approx(log[-1]["tokens_per_verification"]["all"], abs=.02)
 

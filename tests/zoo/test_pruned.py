@@ -12,6 +12,7 @@ from fakes import WORDS, llama, tokenizer
 from safetensors.torch import save_file
 
 from spin_core import zoo
+from spin_core.runtime.runner import LAST
 from spin_core.zoo import pruned
 from spin_core.zoo.table import is_table
 
@@ -183,7 +184,7 @@ def head_tensors(target) -> dict[str, torch.Tensor]:
     from spin_core.draft import Eagle3Llama
 
     config = pruned._shallow(target.config, 2)
-    config.eagle_layers = (0, 1, 2)
+    config.layers_read = (0, 1, 2)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         model = Eagle3Llama(config).double()
@@ -194,15 +195,15 @@ def head_tensors(target) -> dict[str, torch.Tensor]:
 def test_head_in_a_file(tmp_path):
     target = llama()
     tensors, path = head_tensors(target), tmp_path / "head.safetensors"
-    save_file(tensors, path, {"eagle_layers": "0,1,2"})
+    save_file(tensors, path, {"layers_read": "0,1,2"})
     drafter = pruned.load_pruned(path, target, VOCAB)
     model = drafter.model
     assert model.layers_read == (0, 1, 2) and model.model.embed_tokens.weight is target.model.embed_tokens.weight
     assert model.fc.weight.equal(tensors["fc.weight"]) and model.lm_head.weight.equal(target.lm_head.weight[IDS])
     assert model.model.layers[0].self_attn.q_proj.in_features == 2 * target.config.hidden_size
-    for text in (None, "", "0,1", "0,1,1", "0,1,3", "a,1,2", "-1,1,2"):
-        save_file(tensors, path, None if text is None else {"eagle_layers": text})
-        reason = "key 'fc.weight' has shape" if text == "0,1" else f"eagle_layers {text!r} are not different layers"
+    for text in (None, "", "1", "0,1", "0,1,1", "0,1,3", "a,1,2", "-1,1,2"):
+        save_file(tensors, path, None if text is None else {"layers_read": text})
+        reason = "key 'fc.weight' has shape" if text == "0,1" else f"layers_read {text!r} are not different layers"
         with pytest.raises(ValueError, match=reason):
             pruned.load_pruned(path, target, VOCAB)
 
@@ -226,3 +227,15 @@ def test_int8_rows_are_multiplied_out(tmp_path):
     save_file(stored, path)
     with pytest.raises(ValueError, match="key 'layers.0.mlp.up_proj.weight.scale' must hold a number for each of the 24"):
         pruned.load_pruned(path, target, VOCAB)
+
+
+def test_fed_with_several_states(tmp_path):
+    target, path = llama(), tmp_path / "fed.safetensors"
+    width = target.config.hidden_size
+    tensors = {**tensors_of(target), "fuse.weight": torch.randn(width, 2 * width, dtype=torch.float64),
+               "fc.weight": torch.randn(width, 3 * width, dtype=torch.float64)}
+    save_file(tensors, path, {"layers_read": "0,1,last"})
+    model = pruned.load_pruned(path, target, VOCAB).model
+    assert model.layers_read == (0, 1, LAST) and model.fc.weight.equal(tensors["fc.weight"])
+    states = torch.randn(2, 3, 3 * width, dtype=torch.float64)
+    assert model.fed(states).equal(states @ tensors["fc.weight"].T)
