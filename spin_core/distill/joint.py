@@ -66,7 +66,9 @@ HEADS = {
     "fed3-code": HeadRecipe(vocab=4096, kind="code"),
     "fed3-story": HeadRecipe(vocab=4096, kind="story"),
     "fed3-facts": HeadRecipe(vocab=4096, kind="facts"),
-    "eagle3-1L-8k": HeadRecipe(form="eagle3", reads=(2, 15, 27)),
+    # other forms at the same cost, to compare with
+    "eagle3-1L-4k": HeadRecipe(vocab=4096, form="eagle3", reads=(2, 15, 27)),
+    "fed1-1L-4k": HeadRecipe(vocab=4096, reads=(LAST,)),
 }
 
 
