@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -11,6 +13,8 @@ from spin_core.kv.compact import compact
 from spin_core.kv.ring import Window
 from spin_core.runtime.loading import prepare
 
+LAST = -1       # among layers: what the head reads, behind the last norm
+
 
 class ModelRunner:
     """Runs ``model`` on a :class:`SlotCache` of its own.
@@ -19,10 +23,11 @@ class ModelRunner:
     as the library made it, and one model can have several runners.
 
     ``vocab_size`` cuts logits that stand for no token (a head padded to a round width). With ``keep_states`` the
-    runner keeps ``states [slots, max_len, hidden]``, what the head read at every token, written like the cache: entries
-    of committed tokens are right, the others stale. ``verification`` names how a ragged batch is attended
-    (:func:`spin_core.decompose.plan`). With a ``window`` every token sees only a part of its past, and the cache
-    is a ring that holds no more (:mod:`spin_core.kv.ring`).
+    runner keeps ``states [slots, max_len, width]``, written like the cache: entries of committed tokens are right, the
+    others stale. The first ``hidden`` columns are what the head read at every token. Behind them stand the inputs of
+    layers, if ``keep_states`` numbers any: layer ``num_layers`` is the last norm. ``verification`` names how a ragged
+    batch is attended (:func:`spin_core.decompose.plan`). With a ``window`` every token sees only a part of its past, and
+    the cache is a ring that holds no more (:mod:`spin_core.kv.ring`).
 
     A model that does not attend through the library's registry, or in a way that ours does not know, runs through the
     library's own code, one request at a time (:mod:`spin_core.runtime.library`), with a warning: exact, and slow.
@@ -33,17 +38,23 @@ class ModelRunner:
     """
 
     def __init__(self, model: PreTrainedModel, slots: int, max_len: int, vocab_size: int | None = None,
-                 keep_states: bool = False, verification: str = "auto", window: Window | None = None,
-                 check: bool = True) -> None:
+                 keep_states: bool | tuple[int, ...] = False, verification: str = "auto",
+                 window: Window | None = None, check: bool = True) -> None:
         self.window, self.vocab_size, self.device = window, vocab_size, model.device
         self.graphs = None          # see spin_core.runtime.graphs
         self.states: Tensor | None = None
         ready = prepare(model, slots, max_len, verification, window, keep_states, check)
         self.ready, self.model, self.cache = ready, ready.model, ready.cache
         if keep_states:
-            hidden = model.config.get_text_config().hidden_size
-            self.states = torch.zeros(slots, max_len, hidden, dtype=model.dtype, device=model.device)
-            self.model.base_model.register_forward_hook(self._keep_states, with_kwargs=True)
+            hidden, body = model.config.get_text_config().hidden_size, self.model.base_model
+            self.keep_layers = () if keep_states is True else tuple(layer for layer in keep_states if layer >= 0)
+            self.states = torch.zeros(slots, max_len, hidden * (1 + len(self.keep_layers)), dtype=model.dtype,
+                                      device=model.device)
+            self._inputs: dict[int, Tensor] = {}
+            body.register_forward_hook(self._keep_states, with_kwargs=True)
+            for layer in self.keep_layers:
+                part = body.layers[layer] if layer < len(body.layers) else body.norm
+                part.register_forward_pre_hook(partial(self._keep_input, layer))
 
     @property
     def attention(self):
@@ -91,8 +102,13 @@ class ModelRunner:
         """Of the trees read last, behind ``bases[b]`` tokens of each slot, let the nodes ``paths[b]`` be the text."""
         compact(self.cache, slots, bases, paths, self.states)
 
+    def _keep_input(self, layer: int, module, args) -> None:
+        self._inputs[layer] = args[0]
+
     def _keep_states(self, body, args, kwargs, output) -> None:
         batch = kwargs["ragged"].batch
         # a drafter says itself what it wants to read of its past
         kept = self.model.carried(output) if hasattr(self.model, "carried") else output.last_hidden_state
+        if self.keep_layers:
+            kept = torch.cat([kept, *(self._inputs.pop(layer) for layer in self.keep_layers)], -1)
         self.states[batch.slot_of, batch.entry_of] = kept[0]
