@@ -76,6 +76,6 @@ class FedDrafter(ModelDrafter):
 
 
 def from_name(name: str, context: BuildContext) -> Drafter | None:
-    """The name of a fed model of the family."""
+    """The drafter of a fed model of the family, if ``name`` is one's, else None."""
     source = context.family.drafters.get(name)
     return FedDrafter(source, *context.size, context.target) if is_fed(source) else None

@@ -168,6 +168,6 @@ def _trained_window(model) -> Window | None:
 
 
 def from_name(name: str, context: BuildContext) -> Drafter | None:
-    """The name of a plain model of the family; tables and fed models are other files' (and asked before this one)."""
+    """The drafter of the model ``name`` of the family, else None; tables and fed models were asked before."""
     source = context.family.drafters.get(name)
     return ModelDrafter(source, *context.size) if source is not None else None

@@ -77,6 +77,6 @@ class TableDrafter(Drafter):
 
 
 def from_name(name: str, context: BuildContext) -> Drafter | None:
-    """The name of a table of the family."""
+    """The drafter of the table ``name`` of the family, else None."""
     source = context.family.drafters.get(name)
     return TableDrafter(source) if isinstance(source, DraftTable) else None

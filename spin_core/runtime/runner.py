@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -12,6 +10,7 @@ from spin_core.kv.batch import RaggedBatch
 from spin_core.kv.compact import compact
 from spin_core.kv.ring import Window
 from spin_core.runtime.loading import prepare
+from spin_core.runtime.states import record_states
 
 LAST = -1       # among layers: what the head reads, behind the last norm
 
@@ -23,11 +22,10 @@ class ModelRunner:
     as the library made it, and one model can have several runners.
 
     ``vocab_size`` cuts logits that stand for no token (a head padded to a round width). With ``keep_states`` the
-    runner keeps ``states [slots, max_len, width]``, written like the cache: entries of committed tokens are right, the
-    others stale. The first ``hidden`` columns are what the head read at every token. Behind them stand the inputs of
-    layers, if ``keep_states`` numbers any: layer ``num_layers`` is the last norm. ``verification`` names how a ragged
-    batch is attended (:func:`spin_core.decompose.plan`). With a ``window`` every token sees only a part of its past, and
-    the cache is a ring that holds no more (:mod:`spin_core.kv.ring`).
+    runner keeps the model's ``states [slots, max_len, width]`` at every token, with the inputs of those layers that
+    ``keep_states`` numbers (:mod:`spin_core.runtime.states`). ``verification`` names how a ragged batch is attended
+    (:func:`spin_core.decompose.plan`). With a ``window`` every token sees only a part of its past, and the cache is a
+    ring that holds no more (:mod:`spin_core.kv.ring`).
 
     A model that does not attend through the library's registry, or in a way that ours does not know, runs through the
     library's own code, one request at a time (:mod:`spin_core.runtime.library`), with a warning: exact, and slow.
@@ -46,15 +44,8 @@ class ModelRunner:
         ready = prepare(model, slots, max_len, verification, window, keep_states, check)
         self.ready, self.model, self.cache = ready, ready.model, ready.cache
         if keep_states:
-            hidden, body = model.config.get_text_config().hidden_size, self.model.base_model
             self.keep_layers = () if keep_states is True else tuple(layer for layer in keep_states if layer >= 0)
-            self.states = torch.zeros(slots, max_len, hidden * (1 + len(self.keep_layers)), dtype=model.dtype,
-                                      device=model.device)
-            self._inputs: dict[int, Tensor] = {}
-            body.register_forward_hook(self._keep_states, with_kwargs=True)
-            for layer in self.keep_layers:
-                part = body.layers[layer] if layer < len(body.layers) else body.norm
-                part.register_forward_pre_hook(partial(self._keep_input, layer))
+            self.states = record_states(self.model, slots, max_len, self.keep_layers)
 
     @property
     def attention(self):
@@ -101,14 +92,3 @@ class ModelRunner:
     def keep(self, slots: list[int], bases: list[int], paths: list[list[int]]) -> None:
         """Of the trees read last, behind ``bases[b]`` tokens of each slot, let the nodes ``paths[b]`` be the text."""
         compact(self.cache, slots, bases, paths, self.states)
-
-    def _keep_input(self, layer: int, module, args) -> None:
-        self._inputs[layer] = args[0]
-
-    def _keep_states(self, body, args, kwargs, output) -> None:
-        batch = kwargs["ragged"].batch
-        # a drafter says itself what it wants to read of its past
-        kept = self.model.carried(output) if hasattr(self.model, "carried") else output.last_hidden_state
-        if self.keep_layers:
-            kept = torch.cat([kept, *(self._inputs.pop(layer) for layer in self.keep_layers)], -1)
-        self.states[batch.slot_of, batch.entry_of] = kept[0]
