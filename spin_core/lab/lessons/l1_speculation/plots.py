@@ -425,7 +425,7 @@ def theory(alpha: float, cost: float, *, gammas: int = 12) -> Figure:
         left.annotate(f"limit 1 / (1 − α) = {1 / (1 - alpha):.2f}", (gammas, 1 / (1 - alpha)), (0, 6),
                       ha="right", textcoords="offset points", size=9, color="#555555")
     left.set(xlabel="γ, drafted tokens per step", ylabel="tokens per target pass",
-             ylim=(0, tokens.max() * 1.3))
+             ylim=(0, max(6, tokens.max() * 1.2)))
     left.set_title(f"Expected tokens, α = {alpha:.2f}")
     right.plot(x, gain, "o-", color=GREEN, markeredgecolor="white")
     right.axhline(1, color=GREY, linewidth=1, linestyle=":")
@@ -435,7 +435,7 @@ def theory(alpha: float, cost: float, *, gammas: int = 12) -> Figure:
     right.annotate(words, (best, peak), (0 if 2 <= best <= gammas - 2 else (14 if best < 2 else -14), 14),
                    textcoords="offset points", weight="bold",
                    ha="center" if 2 <= best <= gammas - 2 else ("left" if best < 2 else "right"))
-    right.set(xlabel="γ, drafted tokens per step", ylabel="speed-up", ylim=(0, max(1.25, peak * 1.25)))
+    right.set(xlabel="γ, drafted tokens per step", ylabel="speed-up", ylim=(0, max(4, peak * 1.25)))
     right.set_title(f"Speed-up, one drafted token costs c = {cost:.2f}")
     for ax in (left, right):
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
