@@ -6,7 +6,8 @@ one plain decoding would use. Both come from :func:`probabilities`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Collection
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -113,42 +114,54 @@ def largest(logits: Tensor) -> tuple[Tensor, Tensor]:
     return peak, best
 
 
-def _warp_(scores: Tensor, sampling: SamplingBatch) -> Tensor:
-    """Logits -> :func:`probabilities`, in place, of positive temperature. A filter is a floor under the scores."""
-    if (sampling.temperature != 1).any():
+def resident_probabilities(logits: Tensor, sampling: SamplingBatch, filters: Collection[str]) -> Tensor:
+    """:func:`probabilities` of the rows that sample, for a host that must not wait for the device: greedy rows hold
+    nothing of use. ``filters`` names those of "top_k", "top_p" and "min_p" that any row has."""
+    scores = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+    return _warp_(scores, replace(sampling, temperature=sampling.temperature.where(~sampling.greedy, 1.0)), filters)
+
+
+def _warp_(scores: Tensor, sampling: SamplingBatch, known: Collection[str] | None = None) -> Tensor:
+    """Logits -> :func:`probabilities`, in place, of positive temperature. A filter is a floor under the scores.
+
+    ``known``: the filters in use, so that the device need not be asked; every row is then sorted whole.
+    """
+    if known is not None or (sampling.temperature != 1).any():
         scores.div_(sampling.temperature.to(scores.dtype).unsqueeze(-1))
-    for active, floor in ((sampling.top_k > 0, _top_k_floor),
-                          (sampling.top_p < 1, _top_p_floor),
-                          (sampling.min_p > 0, _min_p_floor)):
-        if not active.any():
-            continue
-        if active.all():
-            scores.masked_fill_(scores < floor(scores, sampling), -torch.inf)
-        else:
-            kept = scores[active]
-            scores[active] = kept.masked_fill_(kept < floor(kept, sampling.rows(active)), -torch.inf)
+    for name, active, floor in (("top_k", sampling.top_k > 0, _top_k_floor),
+                                ("top_p", sampling.top_p < 1, _top_p_floor),
+                                ("min_p", sampling.min_p > 0, _min_p_floor)):
+        if known is not None:
+            if name in known:
+                floors = floor(scores, sampling, scores.shape[-1]).where(active.unsqueeze(-1), -torch.inf)
+                scores.masked_fill_(scores < floors, -torch.inf)
+        elif active.any():
+            kept, rows = (scores, sampling) if active.all() else (scores[active], sampling.rows(active))
+            kept.masked_fill_(kept < floor(kept, rows), -torch.inf)
+            if kept is not scores:
+                scores[active] = kept
     return torch.softmax(scores, -1, out=scores)
 
 
-def _top_k_floor(scores: Tensor, sampling: SamplingBatch) -> Tensor:
-    """``[N, 1]``: the k-th largest score."""
+def _top_k_floor(scores: Tensor, sampling: SamplingBatch, most: int | None = None) -> Tensor:
+    """``[N, 1]``: the k-th largest score. ``most``: how many are sorted; by default as many as needed."""
     k = sampling.top_k.clamp(max=scores.shape[-1])
-    return scores.topk(int(k.max())).values.gather(-1, k.unsqueeze(-1) - 1)
+    return scores.topk(most or int(k.max())).values.gather(-1, k.clamp(min=1).unsqueeze(-1) - 1)
 
 
-def _top_p_floor(scores: Tensor, sampling: SamplingBatch) -> Tensor:
+def _top_p_floor(scores: Tensor, sampling: SamplingBatch, most: int | None = None) -> Tensor:
     """``[N, 1]``: the lowest score of the smallest set of largest scores whose mass reaches top_p."""
     top_p = sampling.top_p.unsqueeze(-1)
     mass = scores.softmax(-1)
     # All tokens below (1 - top_p) / V together have less than 1 - top_p, so none is kept: sort only the
     # others, a small share of a large vocabulary.
-    candidates = (mass >= (1 - top_p).to(mass.dtype) / mass.shape[-1]).sum(-1).max().clamp(min=1)
-    order = scores.topk(int(candidates))
+    candidates = most or int((mass >= (1 - top_p).to(mass.dtype) / mass.shape[-1]).sum(-1).max().clamp(min=1))
+    order = scores.topk(candidates)
     mass = mass.gather(-1, order.indices).to(torch.float64)
     before = mass.cumsum(-1) - mass
     return order.values.gather(-1, (before < top_p).sum(-1, keepdim=True).clamp(min=1) - 1)
 
 
-def _min_p_floor(scores: Tensor, sampling: SamplingBatch) -> Tensor:
+def _min_p_floor(scores: Tensor, sampling: SamplingBatch, most: int | None = None) -> Tensor:
     """``[N, 1]``: the score of a token min_p times as likely as the most likely one."""
     return scores.amax(-1, keepdim=True) + sampling.min_p.log().to(scores.dtype).unsqueeze(-1)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -99,6 +100,8 @@ class Step:
         for w in work:
             if w.last_chunk:
                 by_name.setdefault(w.request.drafter, []).append(w)
+        for name, members in by_name.items():       # those on other ranks draft beside each other
+            self._begin(name, members)
         return groups + [self._propose(name, members, watch) for name, members in by_name.items()]
 
     def verify(self, groups: list[DraftGroup]) -> Verified:
@@ -159,6 +162,11 @@ class Step:
         room = min(self.scheduler.max_len - 1, drafter.max_context) - request.length
         return max(0, min(request.gamma, request.remaining - 1, room))
 
+    def _begin(self, name: str, members: list[Work]) -> None:
+        with suppress(Exception):           # _propose meets it again, and deals with it
+            drafter, requests = self.drafters.get(name), [w.request for w in members]
+            drafter.begin(requests, [self.num_draft_tokens(r, drafter) for r in requests])
+
     def _propose(self, name: str, members: list[Work], watch: Watch) -> DraftGroup:
         """Have one drafter draft, and check what it proposes before anything of it reaches the device.
 
@@ -179,7 +187,7 @@ class Step:
             tokens, counts = [], [0] * len(requests)
         watch.enter(None)
         self._synchronize()
-        return DraftGroup(members, draft, name, counts, tokens, start, time.perf_counter() - start, error)
+        return DraftGroup(members, draft, name, counts, tokens, start, draft.seconds or time.perf_counter() - start, error)
 
     def _run_target(self, groups: list[DraftGroup]) -> list[Tensor]:
         """One target pass over everything: per group the logits of its rows to decide, as the verifier wants them."""
