@@ -5,17 +5,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-from spin_core.lab.bench import hypotheses
 from spin_core.provenance import ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")
-
-
-def test_the_table_of_hypotheses_is_the_stored_one():
-    """If this fails: ``print(hypotheses.markdown(hypotheses.stored(), short=True))``."""
-    start, end = "<!-- hypotheses: python -m spin_core bench hypotheses -->\n", "\n<!-- end of hypotheses -->"
-    stated = README[README.index(start) + len(start):README.index(end)]
-    assert stated == hypotheses.markdown(hypotheses.stored(), short=True)
 
 
 def test_the_numbers_of_served_families_are_the_stored_ones():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 
 import torch
 
@@ -35,6 +36,7 @@ class Attention:
     def __init__(self, strategy: str, num_heads: int, cache: SlotCache, like: int = 0) -> None:
         check_name(strategy)
         self.strategy, self.cache, self.like = strategy, cache, like
+        self.width: int | None = None       # of pieces; None: the cheapest
         kv = cache.k[like].shape[1]
         self.heads = Heads(kv, num_heads // kv)
         self.threads = torch.get_num_threads()      # of the thread that serves; others may read along with fewer
@@ -44,12 +46,22 @@ class Attention:
     def plan(self, lengths: list[int], q_lens: list[int]) -> Plan:
         """The plan for one step: ``lengths`` are keys per request, in-flight tokens included."""
         if self.cls not in (TorchStep, FlexStep):   # pieces are read in place, all at once: none stays unpooled
-            return plan(lengths, q_lens, "decomposed", costs=self.costs(), max_len=self.cache.max_len)
+            return plan(lengths, q_lens, "decomposed", costs=None if self.width else self.costs(), width=self.width,
+                        max_len=self.cache.max_len)
         # a single request needs no pool, whatever the device charges
         matters = sum(0 < q <= LARGE for q in q_lens) > (self.strategy == "auto")
-        weigh = matters and self.strategy in ("auto", "decomposed")
+        weigh = matters and self.strategy in ("auto", "decomposed") and not self.width
         return plan(lengths, q_lens, "per-request" if self.strategy == "flex" else self.strategy,
-                    costs=self.costs() if weigh else None, max_len=self.cache.max_len)
+                    costs=self.costs() if weigh else None, width=self.width, max_len=self.cache.max_len)
+
+    def ways(self, width: int) -> dict[str, "Attention"]:
+        """By name, attention in each way that this one may choose, without measuring: pieces have ``width`` keys."""
+        names = ("per-request", "grouped", "decomposed") if self.strategy == "auto" else (self.strategy,)
+        ways = {}
+        for name in names if self.cls in (TorchStep, FlexStep) else ("decomposed",):
+            ways[name] = copy.copy(self)
+            ways[name].strategy, ways[name].width = name, width
+        return ways
 
     def costs(self) -> Costs:
         """What this device charges."""

@@ -13,7 +13,8 @@ from transformers import DynamicCache, PreTrainedModel
 
 from spin_core.runtime.library import call
 
-LENGTH, FIRST = 12, 5       # tokens of the text; of its first chunk
+LENGTH, FIRST = 24, 17      # tokens of the text; of its first chunk, which has the length of a prompt
+WIDTH = 5                   # keys per piece, where requests are cut
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 2e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 #           float64 too: the library's plain attention takes its softmax in single precision
 
@@ -64,32 +65,46 @@ def refuse_forgetful(model: PreTrainedModel, windows: dict[int, int | None], max
             raise Contradiction(f"layer {index} shows a token all of its past, but the library's cache keeps {kept} tokens")
 
 
-def difference(forward: Callable, truncate: Callable[[int], None], tokens: list[int], expected: Tensor) -> float:
-    """The largest difference between our logits and ``expected [T, V]``, relative to the largest logit.
+def difference(forward: Callable, truncate: Callable[[int, int], None], ways: dict[str, object], slots: int,
+               tokens: list[int], expected: Tensor) -> tuple[float, str]:
+    """The largest difference between our logits and ``expected [T, V]``, relative to the largest logit, and where it is:
+    in a prompt, or in drafted tokens that are attended in one of the ``ways``, by name.
 
-    Ours come in a first chunk; behind it drafted tokens are read and taken back; then a token tree, and a last chunk.
-    ``forward(tokens, rows, ancestors)`` reads tokens of one request, ``truncate(n)`` forgets all but n of them.
+    Two requests, or one after the other where there is one slot, read the first chunk and drafts that are taken back.
+    Then, in every way, one of them reads the text's last tokens as a chain, the other as many nodes of a token tree.
+    ``forward(way, texts, trees, rows)`` reads tokens in the first slots and gives the logits of these rows;
+    ``truncate(slot, n)`` forgets all but n tokens.
     """
-    first, wrong, length = FIRST, tokens[::-1][:3], len(tokens)
-    found = [forward(tokens[:first], list(range(first)), None)]
-    forward(wrong, [0], None)
-    truncate(first)
-    tree = torch.tensor([[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [1, 0, 0, 1]]).bool()       # two roots, a child each
-    branch = forward([wrong[0], tokens[first], tokens[first + 1], wrong[1]], [1, 2], tree)
-    truncate(first)
-    found.append(forward(tokens[first:], list(range(length - first)), None))
-    ours = torch.cat(found)
-    pairs = [(ours, expected[:, :ours.shape[1]]), (branch, expected[first:first + 2, :ours.shape[1]])]
-    worst = torch.cat([_apart(mine, theirs).amax(1) for mine, theirs in pairs]).float()
-    if not worst.isfinite().all():
-        return float("inf")
+    first, last, wrong = tokens[:FIRST], tokens[FIRST:], tokens[::-1][:3]
+    size = len(last)
+    tree = torch.ones(size, size, dtype=torch.bool).tril()          # a node with a child; beside them the text
+    tree[2:, :2] = False
+    chain, branches = (last, None, range(size)), (wrong[:2] + last[:-2], tree, range(2, size))
+    passes = [[chain, branches]] if slots > 1 else [[chain], [branches]]
+    together = range(len(passes[0]))
+    read = forward(next(iter(ways.values())), [first + wrong for _ in together], [None for _ in together], range(FIRST))
+    found = {"prompts": _apart(read, expected[:FIRST])}
+    for name, way in ways.items():
+        rows = []
+        for requests in passes:
+            for slot in together:
+                truncate(slot, FIRST)
+            wanted = [b * size + row for b, (_, _, known) in enumerate(requests) for row in known]
+            read = forward(way, [text for text, _, _ in requests], [mask for _, mask, _ in requests], wanted)
+            rows.append(_apart(read, torch.cat([expected[FIRST:][:len(known)] for _, _, known in requests])))
+        found[f"drafts, {name}"] = torch.cat(rows)
+    largest = expected.nan_to_num(0, 0, 0).abs().max().clamp(min=1e-30)
     # in half precision a router may choose another expert for a token: then most tokens must agree, not all
-    most = worst.median() if expected.dtype in (torch.float16, torch.bfloat16) else worst.max()
-    return float(most / expected.nan_to_num(0, 0, 0).abs().max().clamp(min=1e-30))
+    half = expected.dtype in (torch.float16, torch.bfloat16)
+    worst = {name: float((rows.median() if half and rows.isfinite().all() else rows.max()) / largest)
+             for name, rows in found.items()}
+    where = max(worst, key=lambda name: torch.inf if worst[name] != worst[name] else worst[name])
+    return worst[where], where
 
 
 def _apart(mine: Tensor, theirs: Tensor) -> Tensor:
-    """How far apart they are, entry by entry: 0 where both are the same infinity (a token that a model forbids), or
-    where theirs is NaN (damaged weights: the library's masks spread NaN even to the tokens before)."""
+    """How far apart they are, ``[rows]``: an entry counts 0 where both are the same infinity (a token that a model
+    forbids), or where theirs is NaN (damaged weights: the library's masks spread NaN even to the tokens before)."""
+    theirs = theirs[:, :mine.shape[1]]
     same = (mine == theirs) | theirs.isnan()
-    return (mine - theirs).abs().masked_fill(same, 0)
+    return (mine - theirs).abs().masked_fill(same, 0).amax(1).float()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from spin_core.kv.cache import SlotCache
 from spin_core.kv.ring import RingAttention, RingCache, Window
 from spin_core.runtime.attention import Ragged, attach, serving
 from spin_core.runtime.block import fuse_layers
-from spin_core.runtime.check import LENGTH, TOLERANCE, Contradiction, difference, own_logits, refuse_forgetful
+from spin_core.runtime.check import LENGTH, TOLERANCE, WIDTH, Contradiction, difference, own_logits, refuse_forgetful
 from spin_core.runtime.layers import LayerNeeds, refuse_positions, survey
 from spin_core.runtime.library import LibraryPasses
 from spin_core.runtime.linear import pack_linears
@@ -138,21 +139,26 @@ def _tried(ready: Prepared, model: PreTrainedModel, check: bool) -> Prepared:
     """Read a short text, so that a model which cannot be served is refused here and not in mid-service."""
     cache = ready.cache
 
-    def forward(tokens: list[int], rows: list[int], tree: Tensor | None) -> Tensor:
-        batch = RaggedBatch.build(torch.tensor(tokens, device=model.device), [0], [len(tokens)], [cache.lengths[0]], [tree])
-        logits = ready.logits(batch, rows)
-        cache.lengths[0] += len(tokens)
+    def forward(way, texts: list[list[int]], trees: list[Tensor | None], rows: Sequence[int]) -> Tensor:
+        slots, counts = list(range(len(texts))), list(map(len, texts))
+        tokens = torch.tensor([token for text in texts for token in text], device=model.device)
+        batch = RaggedBatch.build(tokens, slots, counts, cache.lengths[:len(slots)], trees)
+        logits = replace(ready, attention=way).logits(batch, list(rows))
+        for slot, count in zip(slots, counts):
+            cache.lengths[slot] += count
         return logits
 
     if not check or cache.max_len < LENGTH:
-        forward([0], [0], None)
+        forward(ready.attention, [[0]], [None], [0])
     else:
         tokens, expected, _ = own_logits(share_weights(model).eval())
-        worst = difference(forward, lambda count: cache.truncate(0, count), tokens, expected)
+        ways = {"request by request": None} if ready.library else ready.attention.ways(WIDTH)
+        worst, where = difference(forward, cache.truncate, ways, len(cache.lengths), tokens, expected)
         if not worst <= TOLERANCE.get(expected.dtype, 1e-1):
             raise NotImplementedError(f"its logits differ from the library's by {worst:.1e} of the largest, which is more "
-                                      "than rounding")
-    cache.truncate(0, 0)
+                                      f"than rounding ({where})")
+    for slot in range(len(cache.lengths)):
+        cache.truncate(slot, 0)
     return ready
 
 

@@ -10,6 +10,7 @@ After the step the caller reports the outcome. All policies live behind this one
     selector.scored(scores)                             # ... and what those drafters would have got right
     selector.finish(request)                            # at the end of a request
     selector.retire(drafter)                            # when a drafter raised
+    selector.explain()                                  # what it believes, and why it chose
 
 A policy is a matrix of weights [requests, arms]; the assignment follows from one maximum-weight matching under the
 drafters' capacities, the same for all policies (:mod:`spin_core.select.matching`).
@@ -26,6 +27,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy import ndarray
 
+from spin_core.select.explain import Explanation
 from spin_core.select.matching import match
 
 NONE = "none"       # no speculation: an arm that always has room, so that every request is always served
@@ -111,6 +113,9 @@ class Selector(ABC):
     repeat, or a gamma that is no whole number >= 1.
     """
 
+    unit = "tokens/s"                                   # of what `beliefs` returns
+    slot: tuple[int, int, int, int] | None = None       # of a policy with epochs, as in `Explanation`
+
     def __init__(self, arms: Sequence[str], *, gamma: int | Mapping[str, int] = 4, seed: int = 0) -> None:
         self.arms = [*arms, *([] if NONE in arms else [NONE])]
         if len(set(self.arms)) != len(self.arms):
@@ -125,6 +130,7 @@ class Selector(ABC):
         self.alive = np.ones(len(self.arms), dtype=bool)
         self.open = self.alive.copy()       # arms with any room at this step
         self.rng = np.random.default_rng(seed)
+        self._assigned: tuple | None = None     # of the last assignment: views, room, weights, arms, lengths
 
     def assign(self, views: Sequence[RequestView], capacities: Mapping[str, int] | None = None) -> dict[int, Choice]:
         """A drafter and a length for every request. ``capacities``: how many requests a drafter can serve; a missing
@@ -145,8 +151,10 @@ class Selector(ABC):
                 room[self.index[name]] = min(capacity, len(views))
         room[~self.alive] = 0
         self.open = room > 0
-        arms = match(self.only_found(self.weights(views), views), room, free=self.index[NONE])
+        weights = self.only_found(self.weights(views), views)
+        arms = match(weights, room, free=self.index[NONE])
         gammas = np.minimum(self.lengths(views, arms), [v.max_gamma for v in views])
+        self._assigned = views, room, weights, arms, gammas
         none = Choice(NONE, 0)
         return {v.request: Choice(self.arms[a], int(g)) if g > 0 else none for v, a, g in zip(views, arms, gammas)}
 
@@ -167,6 +175,32 @@ class Selector(ABC):
     def lengths(self, views: Sequence[RequestView], arms: ndarray) -> ndarray:
         """How many tokens to draft for each request, ``[B]``, given the arm of each, ``arms [B]``."""
         return self.gamma[arms]
+
+    def explain(self) -> Explanation | None:
+        """What the policy believes, and why it chose as it did in the last :meth:`assign`; None before the first.
+
+        Called right after ``assign`` it shows the beliefs by which the policy chose; after ``observe``, those that it
+        has by then. :func:`spin_core.select.explain.watch` keeps one per step, with what the step earned.
+        """
+        if self._assigned is None:
+            return None
+        views, room, weights, arms, gammas = self._assigned
+        estimate, count = self.beliefs(views)
+        found = np.ones(weights.shape, bool)
+        ready, current = found.copy(), np.full(len(views), -1)
+        for b, view in enumerate(views):
+            for table, empty in ((found, (n for n, tokens in view.found.items() if not tokens)),
+                                 (ready, (n for n, seconds in view.unread.items() if seconds > 0))):
+                table[b, [self.index[name] for name in empty if name in self.index]] = False
+            current[b] = self.index.get(view.current, -1)
+        return Explanation([v.request for v in views], list(self.arms), estimate, self.unit, count, ready, found,
+                           room.copy(), current, np.array(weights), arms.copy(), np.array(gammas), self.slot,
+                           *np.full((4, len(views)), np.nan))
+
+    def beliefs(self, views: Sequence[RequestView]) -> tuple[ndarray, ndarray]:
+        """For :meth:`explain`: what the policy expects of every request with every arm, in ``unit``, NaN where it has
+        no opinion; and how often they have drafted together. ``[B, arms]`` each; by default nothing."""
+        return np.full((len(views), len(self.arms)), np.nan), np.zeros((len(views), len(self.arms)), int)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Learn from a step; failed outcomes and impossible seconds are left out."""

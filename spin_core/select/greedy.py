@@ -29,6 +29,11 @@ class Greedy(Selector):
     def weights(self, views: Sequence[RequestView]) -> ndarray:
         return untried_first(self.rates(views), self.rng)
 
+    def beliefs(self, views: Sequence[RequestView]) -> tuple[ndarray, ndarray]:
+        with self.ledger.peek([v.request for v in views]) as rows:
+            rates, count = self.rates(views), self.ledger.steps[rows].astype(int)
+        return np.where(np.isfinite(rates), rates, np.nan), count
+
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         self.ledger.add(outcomes, self.arms_of(outcomes))
 

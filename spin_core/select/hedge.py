@@ -22,6 +22,8 @@ class Hedge(Selector):
     which needs no learning rate. With no arm ahead it is the uniform distribution.
     """
 
+    unit = "probability"
+
     def __init__(self, arms: Sequence[str], **options) -> None:
         super().__init__(arms, **options)
         self.regret: dict[int, ndarray] = {}
@@ -30,8 +32,12 @@ class Hedge(Selector):
 
     def weights(self, views: Sequence[RequestView]) -> ndarray:
         self._settle([v.request for v in views if v.request in self.fresh])
-        probs = self.probs(np.array([self.regret.get(v.request, np.zeros(len(self.arms))) for v in views]))
+        probs, _ = self.beliefs(views)
         return np.log(np.maximum(probs, 1e-300)) + self.rng.gumbel(size=probs.shape)
+
+    def beliefs(self, views: Sequence[RequestView]) -> tuple[ndarray, ndarray]:
+        probs = self.probs(np.array([self.regret.get(v.request, np.zeros(len(self.arms))) for v in views]))
+        return probs, np.zeros(probs.shape, int)        # every drafter is scored on every text: nothing is counted
 
     def probs(self, regret: ndarray) -> ndarray:
         """NormalHedge's probabilities ``[B, arms]``; retired arms have none."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy import ndarray
@@ -22,6 +23,14 @@ class RequestTables:
     def rows(self, requests: Iterable[int]) -> ndarray:
         """The rows of these requests; a new request gets a row of zeros."""
         return np.fromiter((self.row[r] if r in self.row else self._open(r) for r in requests), int)
+
+    @contextmanager
+    def peek(self, requests: Sequence[int]) -> Iterator[ndarray]:
+        """The rows of these requests, some of which may have left; theirs are closed again."""
+        left = [r for r in requests if r not in self.row]
+        yield self.rows(requests)
+        for request in left:
+            self.close(request)
 
     def close(self, request: int) -> None:
         """Forget a request."""

@@ -118,6 +118,8 @@ class EXP3(Selector):
     reward so far. eta = sqrt(log K / (K t)) at the request's t-th step.
     """
 
+    unit = "probability"
+
     def __init__(self, arms: Sequence[str], **options) -> None:
         super().__init__(arms, **options)
         self.ledger = Ledger(len(self.arms), -1)        # its `tokens` hold the losses
@@ -136,6 +138,11 @@ class EXP3(Selector):
         _, probs = self.chances(v.request for v in views)
         # the argmax of log p + Gumbel noise is a draw from p; under capacities the matching keeps to its order
         return np.log(np.maximum(probs, 1e-300)) + self.rng.gumbel(size=probs.shape)
+
+    def beliefs(self, views: Sequence[RequestView]) -> tuple[ndarray, ndarray]:
+        requests = [v.request for v in views]
+        with self.ledger.peek(requests) as rows:
+            return self.chances(requests)[1], self.ledger.steps[rows].astype(int)
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         arms = self.arms_of(outcomes)

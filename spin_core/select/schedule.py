@@ -13,15 +13,17 @@ class Epochs:
         if explore < 0 or first < 1 or growth < 1:
             raise ValueError(f"epochs need explore >= 0, first >= 1 and growth >= 1; got {explore}, {first}, {growth}")
         self.explore, self.first, self.growth = explore, first, growth
-        self.slot, self.length = 0, float(first)
+        self.epoch, self.slot, self.length = 0, 0, float(first)
+        self.at: tuple[int, int, int, int] | None = None        # epoch, slot in it, slots to explore, slots to exploit
 
     def tick(self, slots: int = 1) -> bool:
         """Pass one slot; does it explore? ``slots``: how many it takes to explore once."""
-        exploring = self.slot < self.explore * slots
+        explore, exploit = self.explore * slots, round(self.length)
+        self.at = self.epoch, self.slot, explore, exploit
         self.slot += 1
-        if self.slot >= self.explore * slots + round(self.length):
-            self.slot, self.length = 0, self.length * self.growth
-        return exploring
+        if self.slot >= explore + exploit:
+            self.epoch, self.slot, self.length = self.epoch + 1, 0, self.length * self.growth
+        return self.at[1] < explore
 
     def __str__(self) -> str:
         return f"{self.explore} of exploration, then {self.first} of exploitation, growing {self.growth:g}-fold"

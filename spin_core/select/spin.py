@@ -55,6 +55,11 @@ class Spin(Greedy):
         self.passes = [AffineCost() for _ in self.arms]         # seconds of a drafter's passes in a step, by requests
         self.totals = np.zeros((5, len(self.arms)))     # pooled: steps, tokens, own seconds, tested, drafted
 
+    @property
+    def slot(self) -> tuple[int, int, int, int] | None:
+        """Where the last step lay in its epoch, as in :class:`spin_core.select.explain.Explanation`."""
+        return self.epochs.at
+
     def rates(self, views: Sequence[RequestView]) -> ndarray:
         rows = self.ledger.rows(v.request for v in views)
         return self.ledger.rates(rows, tuple(self._prior()[:3]))

@@ -40,6 +40,8 @@ class SpinFull(Selector):
     a line, learned while serving. ``gamma`` bounds the lengths.
     """
 
+    unit = "tokens a step, net of the time they take"
+
     def __init__(self, arms: Sequence[str], *, gamma: int = 8, kappa: float = 8.0, memory: float = 2000.0,
                  optimism: float = 1.0, cost: Callable | None = None, **options) -> None:
         super().__init__(arms, gamma=gamma, **options)
@@ -138,6 +140,11 @@ class SpinFull(Selector):
         seconds = self.cost(len(views) + rows) + np.append(passes, drafting)
         count = int((tokens / seconds).argmax()) if self.known else len(order)
         return np.bincount(order[:count] // self.depths, minlength=len(views))
+
+    def beliefs(self, views: Sequence[RequestView]) -> tuple[ndarray, ndarray]:
+        with self.survival.peek([v.request for v in views]) as rows:
+            self._look(views)
+            return self._gain(len(views))[0], self.survival.tables[2, rows].astype(int)
 
     # ---- learning
 

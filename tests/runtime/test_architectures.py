@@ -6,11 +6,14 @@ import re
 from contextlib import nullcontext
 from functools import lru_cache
 
+import numpy as np
 import pytest
 import tiny
 import torch
 import transformers as hf
 
+from spin_core.decompose import attend, layout
+from spin_core.decompose.flex import FlexStep
 from spin_core.runtime import ModelRunner
 
 SIZES = dict(vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, initializer_range=0.2,
@@ -162,6 +165,33 @@ def test_a_model_that_differs_from_itself_is_refused(monkeypatch):
                        r"library's by 1.0e\+00 of the largest"):
         ModelRunner(model, slots=1, max_len=32)
     ModelRunner(model, slots=1, max_len=32, check=False)
+
+
+WRONG = {       # strategy: what is broken, how, and where the check must find it
+    ("auto", "pools"): (attend, "rectangle", lambda whole: lambda *args: whole(*args) * 1.01, "drafts, grouped"),
+    ("padded", "pools"): (attend, "rectangle", lambda whole: lambda *args: whole(*args) * 1.01, "drafts, padded"),
+    ("auto", "merging"): (attend, "merge_pieces", lambda whole: lambda *args: whole(*args) * 1.01, "drafts, decomposed"),
+    ("auto", "masks"): (layout, "_tail", lambda whole: lambda *args: None, "drafts, per-request"),
+    ("decomposed", "trees"): (layout, "in_flight_mask", lambda whole: lambda batch, b: np.tri(batch.counts[b], dtype=bool),
+                              "drafts, decomposed"),
+    ("flex", "rows"): (FlexStep, "attend", lambda whole: lambda *args: whole(*args) * 1.01, "drafts, flex"),
+}
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("strategy, what", WRONG)
+def test_attention_that_is_wrong_under_one_strategy_is_found(monkeypatch, strategy, what, slots):
+    """The check at load tries each strategy that the engine may use, with chains and trees, and measures nothing."""
+    monkeypatch.setattr("spin_core.decompose.strategies.measured", lambda *_: pytest.fail("measured"))
+    model = build(hf.LlamaConfig(**GROUPED), torch.float64)
+    ModelRunner(model, slots=slots, max_len=32, verification=strategy)
+    holder, name, breaks, where = WRONG[strategy, what]
+    monkeypatch.setattr(holder, name, breaks(getattr(holder, name)))
+    if (strategy, what, slots) == ("auto", "pools", 1):         # a single request is in no group
+        ModelRunner(model, slots=slots, max_len=32, verification=strategy)
+        return
+    with pytest.warns(RuntimeWarning, match=rf"one request at a time.* more than rounding \({where}\)"):
+        ModelRunner(model, slots=slots, max_len=32, verification=strategy)
 
 
 def test_attention_output_is_contiguous_as_the_library_s_is():

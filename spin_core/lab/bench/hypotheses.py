@@ -173,20 +173,12 @@ def scores(report: Mapping) -> dict[str, dict]:
     return {row["hypothesis"]: row for row in report["rows"] if "assumption" in row}
 
 
-IN_SHORT = (("cached", "recompute", "recompute-all"),
-            ("verification, padded, ms", "verification, decomposed, ms", "SPIN over vanilla", "+ selection, CP 7B",
-             "+ decomposition, CP 7B", "+ pipeline, CP 7B", "68M for all, tokens/s", "SPIN, tokens/s"))
-
-
-def markdown(report: Mapping, short: bool = False) -> str:
-    """The table of hypotheses: published numbers, modelled ones (bold within 25 %), and the scores over all numbers.
-    ``short``: some hypotheses and numbers only, as in the README."""
+def markdown(report: Mapping) -> str:
+    """The table of hypotheses: published numbers, modelled ones (bold within 25 %), and the scores over all numbers."""
     judged = scores(report)
-    names = IN_SHORT[0] if short else list(judged)
+    names = list(judged)
     lines = ["| | published | " + " | ".join(names) + " |", "|---" * (len(names) + 2) + "|"]
     for quantity, found in table(report).items():
-        if short and quantity not in IN_SHORT[1]:
-            continue
         cells = [_cell(found[name]) for name in names]
         lines.append(f"| {quantity} | {next(iter(found.values()))['published']:.3g} | " + " | ".join(cells) + " |")
     lines.append("| **mean of abs. log ratio** | | " + " | ".join(f"{judged[n]['score']:.2f}" for n in names) + " |")
@@ -195,8 +187,12 @@ def markdown(report: Mapping, short: bool = False) -> str:
     return "\n".join(lines)
 
 
+def is_close(row: Mapping) -> bool:
+    """Whether a scored modelled number is within 25 % of the published one."""
+    return bool(row["scored"] and row["ratio"] and abs(math.log(row["ratio"])) <= math.log(CLOSE))
+
+
 def _cell(row: Mapping) -> str:
     if row["modelled"] is None:
         return "-"
-    close = row["scored"] and row["ratio"] and abs(math.log(row["ratio"])) <= math.log(CLOSE)
-    return f"**{row['modelled']:.3g}**" if close else f"{row['modelled']:.3g}"
+    return f"**{row['modelled']:.3g}**" if is_close(row) else f"{row['modelled']:.3g}"

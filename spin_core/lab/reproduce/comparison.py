@@ -1,234 +1,195 @@
-"""The README's table "paper and ours", made from the numbers beside the figures.
+"""The README's table "Paper and ours": one number a cell, all of them read from stored results.
 
-Every row is one figure of SPIN's paper: what was published, what the simulator makes of the paper's hardware, and what
-was measured with the embedded models: a cell says so where that is predicted or replayed from measured parts instead of
-served. All numbers come from ``figures/NAME.json`` and from the benchmarks in ``figures/data``; here is only said which
-ones, and how to read them. A dash: no such series.
+Published and modelled numbers come from the table of hypotheses (``bench hypotheses``), measured ones from the numbers
+beside the figures and from the benchmarks in ``figures/data``. A dash: no such number.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 
 from spin_core.files import writing
-from spin_core.lab.results import figures
+from spin_core.lab.bench import hypotheses
 from spin_core.lab.lessons.stored import stored
+from spin_core.lab.results import figures
 from spin_core.provenance import ROOT
 
 README = ROOT / "README.md"
 START, END = "<!-- table: python -m spin_core reproduce --table -->", "<!-- end of table -->"
-PADDED = {"padded": "gathered", "padded_view": "in place"}
-"""How lesson 4 calls the two padded ways -> how the table does."""
-HEAD = "| figure | what | published | modelled: V100, LLaMA | measured: embedded models |\n|---|---|---|---|---|"
+MODELS = {"cached": "with a KV cache", "recompute": "without"}
+"""Hypotheses that are shown -> their columns."""
 
 
-class Numbers:
-    """The series of one figure, by kind and label; ``directory``: where it was read from."""
+class Results:
+    """The stored results in ``directory`` (default: the checkout's figures)."""
 
-    def __init__(self, document: dict, directory: str | Path | None = None) -> None:
+    def __init__(self, directory: str | Path | None = None) -> None:
         self.directory = directory
-        self.series = {(s["kind"], s["label"]): dict(zip(map(str, s["x"]), s["y"])) for s in document["series"]}
+        self.figures = {document["name"]: document["series"] for document in figures.read(directory)}
 
-    def at(self, kind: str, label: str, x) -> float:
-        """y of that series at ``x``. KeyError where it has none."""
-        value = self.series[kind, label][str(x)]
-        if value is None:
-            raise KeyError(x)
-        return value
-
-    def labelled(self, kind: str, start: str = "") -> dict[str, dict]:
-        """The series of that kind whose label begins so."""
-        return {label: s for (k, label), s in self.series.items() if k == kind and label.startswith(start)}
-
-
-def _share(n: Numbers) -> list:
-    def measured() -> str:
-        shares = {label: s["mix"] for label, s in n.labelled("measured").items()}
-        best = sorted(shares, key=shares.get, reverse=True)[:3]
-        return "mix, by predicted speed: " + ", ".join(f"{name} {shares[name]:.0%}" for name in best)
-    paper = "LLaMA 265M, one of five SSMs"
-    return [lambda: f"265M: Alpaca {n.at('published', paper, 'Alpaca'):.0%}, CP {n.at('published', paper, 'CP'):.0%}",
-            lambda: "set to the published shares", measured]
-
-
-def _padding(n: Numbers) -> list:
-    def ours(kind: str) -> Callable[[], str]:
-        ways = {"gathered": "padded, gathered", "in place": "padded, cache is the rectangle"}
-        return lambda: "; ".join(f"batch {batch}: " + ", ".join(
-            f"{name} {n.at(kind, way, batch):.0%}" for name, way in ways.items()) for batch in (8, 16))
-    return [lambda: f"about {n.at('published', 'speed-up lost to padding', 'batching'):.0%}", ours("modelled"),
-            ours("measured")]
-
-
-def _overall(n: Numbers) -> list:
-    def ratios(kind: str) -> dict[str, list[float]]:
-        """By where: SPIN over vanilla on every data set on which both were measured."""
-        found = {}
-        for label, spin in n.labelled(kind, "SPIN, ").items():
-            vanilla = n.series.get((kind, label.replace("SPIN", "vanilla", 1)), {})
-            found[label] = [spin[x] / vanilla[x] for x in spin if spin[x] and vanilla.get(x)]
-        return {label.removeprefix("SPIN, ").removesuffix(", tokens/s"): some for label, some in found.items() if some}
-    return [lambda: f"about {n.at('published', 'SPIN over vanilla', 'overall'):.2f}×",
-            lambda: _range(sum(ratios("modelled").values(), [])),
-            lambda: "; ".join([_listed({where: _range(some) for where, some in ratios("measured").items()}),
-                               *_served("our plain decoding", "plain decoding", n.directory)])]
-
-
-def _ablation(n: Numbers, whole: Numbers) -> list:
-    rungs = ("+ selection", "+ decomposition", "+ pipeline")
-
-    def climb(series: dict) -> str:
-        return " → ".join(f"{series[rung]:.2f}×" for rung in rungs if series.get(rung))
-
-    def ladder(kind: str) -> Callable[[], str]:
-        return lambda: climb(n.series[kind, "CP, LLaMA-7B"])
-
-    def measured() -> str:
-        found = {where: text for where, series in n.labelled("measured").items() if (text := climb(series))}
-        for label, rates in whole.labelled("measured").items():
-            where = label.removesuffix(", tokens/s")
-            if rates.get("vanilla") and rates.get("plain"):
-                text = climb({rung: rate / rates["plain"] for rung, rate in rates.items()})
-                found[f"over plain decoding, vanilla {rates['vanilla'] / rates['plain']:.2f}×; {where}"] = text
-        return _listed(found)
-    return [ladder("published"), ladder("modelled"), measured]
-
-
-def _at_scale(large: Numbers, policy: str, rival: str) -> float:
-    """Modelled goodput of ``policy`` over that of ``rival`` in the setting for which most is published."""
-    rates = "CP, batch 8, LLaMA-7B, tokens/s"
-    return large.at("modelled", rates, policy) / large.at("modelled", rates, rival)
-
-
-def _fixed(n: Numbers, large: Numbers) -> list:
-    def measured() -> str:
-        spin = n.at("measured", "spin", "tokens/s")
-        fixed = [s["tokens/s"] for label, s in n.labelled("measured", "fixed:").items() if not label.endswith(":none")]
-        replayed = f"replayed: {spin / max(fixed):.2f}× the best, {spin / min(fixed):.2f}× the worst"
-        return "; ".join([replayed, *_live(n.directory)])
-    setting = "tokens/s (their setting)"
-    spin, one = (lambda name=name: n.at("published", setting, name) for name in ("SPIN", "LLaMA 68M for all"))
-    return [lambda: f"{spin() / one():.2f}× 68M for all",
-            lambda: f"{_at_scale(large, 'spin', '68M'):.2f}×, full information "
-                    f"{_at_scale(large, 'spin-full', '68M'):.2f}× (CP, 7B)", measured]
-
-
-def _live(directory: str | Path | None) -> list[str]:
-    """What the benchmarks that serve measured of SPIN over the best fixed drafter, greedy, by batch."""
-    found = {}
-    for live in stored("select-live", lambda row: row["contender"] == "policy spin", directory):
-        found[f"bench select-live, {live.machine}"] = [
-            f"{row['vs_best_fixed']:.2f}×" + (f" at batch {row['batch']}" if "batch" in row else "")
-            for row in live.rows]
-    return _served(r"the best fixed drafter \(.*\)", "the best", directory) + [
-        f"live, over the best: {', '.join(ratios)} ({where})" for where, ratios in found.items() if ratios]
-
-
-def _served(rival: str, name: str, directory: str | Path | None) -> list[str]:
-    """SPIN over ``rival`` (a pattern of its bars' names) as ``bench peers`` served, greedily, by batch."""
-    out = []
-    for peers in stored("peers", directory=directory):
-        bars = ((re.fullmatch(rf"SPIN over {rival}, (batch \d+), greedy", bar), ratio)
-                for bar, ratio in peers.bars.items())
-        if ratios := [f"{ratio:.2f}× at {bar[1]}" for bar, ratio in bars if bar and ratio]:
-            out.append(f"live, over {name}: {', '.join(ratios)} (bench peers, {peers.machine}, all workloads)")
-    return out
-
-
-def _bandits(n: Numbers, large: Numbers) -> list:
-    setting = "tokens/s (setting unknown)"
-
-    def over(ratio: Callable[[str], float], how: str = "") -> Callable[[], str]:
-        return lambda: how + " and ".join(f"{ratio(rival):.2f}× {rival}" for rival in ("greedy", "epsilon-greedy"))
-
-    def measured(rival: str) -> float:
-        return n.at("measured", "spin, goodput", "tokens/s") / n.at("measured", f"{rival}, goodput", "tokens/s")
-    return [lambda: f"{n.at('published', setting, 'SPIN') / n.at('published', setting, 'rival bandit'):.2f}×",
-            over(lambda rival: _at_scale(large, "spin", rival)), over(measured, "replayed: ")]
-
-
-def _latency(n: Numbers) -> list:
-    whole = "whole verification, ms"
-
-    def modelled() -> str:
-        padded = [f"{name} {n.at('modelled', whole, way):.0f}" for way, name in PADDED.items()]
-        return f"{', '.join(padded)} → {n.at('modelled', whole, 'decomposed'):.0f} ms"
-    return [lambda: f"{n.at('published', whole, 'padded'):.0f} → {n.at('published', whole, 'decomposed'):.0f} ms",
-            modelled, lambda: "attention: " + _less(n, "measured", "{}, Alpaca-like, us per layer", 16)]
-
-
-def _memory(n: Numbers) -> list:
-    return [lambda: "padded runs out of memory at batch 32",
-            lambda: "batch 32: " + _less(n, "modelled", "LLaMA-7B, {}, bytes", 32),
-            lambda: "batch 32: " + _less(n, "measured", "{}, bytes", 32)]
-
-
-def _less(n: Numbers, kind: str, label: str, x: int) -> str:
-    """What decomposition takes at ``x`` beside each padded way that there is; ``label``: of a series, {} its way."""
-    ours = n.at(kind, label.format("decomposed"), x)
-    saved = {name: 1 - ours / n.at(kind, label.format(way), x) for way, name in PADDED.items()
-             if (kind, label.format(way)) in n.series}
-    if not saved:
+    def series(self, figure: str, label: str, kind: str = "measured") -> dict[str, float]:
+        """y by x of the one series whose label matches. KeyError where there is none."""
+        for one in self.figures[figure]:
+            if one["kind"] == kind and re.fullmatch(label, one["label"]):
+                return {str(x): y for x, y in zip(one["x"], one["y"]) if y is not None}
         raise KeyError(label)
-    return ", ".join(f"{abs(s):.0%} {'less' if s >= 0 else 'more'} than {name}" for name, s in saved.items())
+
+    def bar(self, benchmark: str, name: str) -> float:
+        """The value of the first stored bar that matches. KeyError where there is none."""
+        for report in stored(benchmark, directory=self.directory):
+            for bar, value in report.bars.items():
+                if value is not None and re.fullmatch(name, bar):
+                    return value
+        raise KeyError(name)
 
 
-def _micro_batches(n: Numbers, large: Numbers) -> list:
-    goodput = "goodput, tokens per second"
-    return [lambda: f"{n.at('published', 'Alpaca, relative to one micro-batch', 4):.2f}×",
-            lambda: f"{large.at('modelled', '1.4B drafts, batch 8', 4):.2f}× at batch 8, "
-                    f"{large.at('modelled', '1.4B drafts, batch 64', 4):.2f}× at 64 (1.4B drafts)",
-            lambda: f"{n.at('measured', goodput, 4) / n.at('measured', goodput, 1):.2f}×"]
+Number = Callable[[Results], float]
 
 
-def _heuristic(n: Numbers, large: Numbers) -> list:
-    bar = "goodput of the heuristic over the best fixed count"
+@dataclass(frozen=True)
+class Row:
+    """``what`` a number says, the ``figure`` that shows it, the ``quantity`` of the table of hypotheses that it is, or
+    how it is ``published`` and ``modelled`` (by hypothesis) otherwise, and how it was ``measured``."""
 
-    def modelled() -> str:
-        found = large.series["modelled", "goodput of the heuristic over the best's"]
-        return f"{min(found.values()):.2f} of the best number's goodput at worst, trying included"
-
-    def measured() -> str:
-        # the figure's single sweep cannot separate a few percent from noise; the benchmark compares within turns
-        shares = {f"bench pipeline, turn by turn, {found.machine}": found.bars[bar]
-                  for found in stored("pipeline", directory=n.directory) if found.bars.get(bar)}
-        sweep = n.series.get(("measured", "goodput relative to the best fixed count"), {}).get("heuristic")
-        shares = ({"the figure's one sweep": sweep} if sweep else {}) | shares
-        return "of the best number's goodput: " + _listed({where: f"{share:.2f}" for where, share in shares.items()})
-    return [lambda: "the best number or one next to it", modelled if large.series else None, measured]
+    figure: str
+    what: str
+    quantity: str | None = None
+    measured: Number | None = None
+    modelled: dict[str, Number] | None = None
+    percent: bool = False
 
 
-SECOND = {"ablation": "system_measured",
-          "selection_vs_fixed": "selection_at_scale", "selection_vs_bandits": "selection_at_scale",
-          "microbatches": "microbatches_at_scale", "microbatch_heuristic": "microbatch_heuristic_at_scale"}
-"""The rows that need the numbers of a second figure."""
+def _ratio(figure: str, label: str, one: str, other: str, kind: str = "measured") -> Number:
+    """y at ``one`` over y at ``other`` in one series."""
+    def read(results: Results) -> float:
+        y = results.series(figure, label, kind)
+        return y[one] / y[other]
+    return read
 
-ROWS = {"best_ssm_share": ("share of requests for which a drafter is best", _share),
-        "batching_loss": ("share of the speed-up lost to padding (negative: the padded way is faster)", _padding),
-        "overall_goodput": ("SPIN over vanilla speculation", _overall),
-        "ablation": ("selection → decomposition → pipeline, over vanilla", _ablation),
-        "selection_vs_fixed": ("selection over fixed drafters", _fixed),
-        "selection_vs_bandits": ("selection over other bandits", _bandits),
-        "verify_latency": ("verifying 16 requests: padded → decomposed", _latency),
-        "verify_memory": ("memory of a verification, decomposed", _memory),
-        "microbatches": ("four micro-batches over one", _micro_batches),
-        "microbatch_heuristic": ("the heuristic's number of micro-batches", _heuristic)}
+
+def _spin_over(rival: str) -> Number:
+    """SPIN's goodput over a rival's, the mean of all workloads."""
+    def read(results: Results) -> float:
+        spin, other = (results.series("overall_goodput", f"{who}, embedded models, .*, tokens/s")
+                       for who in ("SPIN", rival))
+        return mean(spin[x] / other[x] for x in spin.keys() & other.keys())
+    return read
+
+
+def _rung(name: str) -> Number:
+    return _ratio("ablation", "mix, embedded models, .*", name, "vanilla")
+
+
+def _over_best_fixed(results: Results) -> float:
+    fixed = [one["y"][0] for one in results.figures["selection_vs_fixed"] if re.match("fixed:(?!none)", one["label"])]
+    return results.series("selection_vs_fixed", "spin")["tokens/s"] / max(fixed)
+
+
+def _best_fixed_at_scale(label: str) -> Number:
+    def read(results: Results) -> float:
+        y = results.series("selection_at_scale", f"{label}, LLaMA-7B, tokens/s", "modelled")
+        return y["spin"] / max(value for name, value in y.items() if name.endswith("M") or name.endswith("B"))
+    return read
+
+
+def _over_greedy(results: Results) -> float:
+    spin, greedy = (results.series("selection_vs_bandits", f"{name}, goodput") for name in ("spin", "greedy"))
+    return spin["tokens/s"] / greedy["tokens/s"]
+
+
+def _attention(results: Results) -> float:
+    ours, padded = (results.series("verify_latency", f"{way}, Alpaca-like, us per layer")
+                    for way in ("decomposed", "padded"))
+    return ours["16"] / padded["16"]
+
+
+def _largest_share(results: Results) -> float:
+    return max(one["y"][one["x"].index("mix")] for one in results.figures["best_ssm_share"] if one["kind"] == "measured")
+
+
+def _best_count(results: Results) -> float:
+    y = results.series("microbatches", "goodput, tokens per second")
+    return float(max(y, key=y.get))
+
+
+ROWS = (
+    Row("overall_goodput", "SPIN over vanilla speculation", "SPIN over vanilla", _spin_over("vanilla")),
+    Row("overall_goodput", "SPIN over plain decoding, batch 1",
+        measured=lambda r: r.bar("peers", "SPIN over our plain decoding, batch 1, greedy")),
+    Row("overall_goodput", "SPIN over plain decoding, batch 8",
+        measured=lambda r: r.bar("peers", "SPIN over our plain decoding, batch 8, greedy")),
+    Row("ablation", "selection, over vanilla", "+ selection, CP 7B", _rung("+ selection")),
+    Row("ablation", "with decomposition", "+ decomposition, CP 7B", _rung("+ decomposition")),
+    Row("ablation", "with the pipeline", "+ pipeline, CP 7B", _rung("+ pipeline")),
+    Row("selection_vs_fixed", "tokens/s, 68M for all", "68M for all, tokens/s"),
+    Row("selection_vs_fixed", "tokens/s, SPIN", "SPIN, tokens/s"),
+    Row("selection_vs_fixed", "SPIN over the best fixed drafter", None, _over_best_fixed,
+        {"cached": _best_fixed_at_scale("CP, batch 8"), "recompute": _best_fixed_at_scale("CP, batch 8, no cache")}),
+    Row("selection_vs_bandits", "SPIN over a greedy bandit", "SPIN over greedy", _over_greedy),
+    Row("best_ssm_share", "largest share of requests for one drafter", "265M is the best, CP", _largest_share,
+        percent=True),
+    Row("batching_loss", "speed-up lost to padding", "lost to padding",
+        lambda r: r.series("batching_loss", "padded, gathered")["16"], percent=True),
+    Row("verify_latency", "verification of 16 requests, padded, ms", "verification, padded, ms"),
+    Row("verify_latency", "the same, decomposed, ms", "verification, decomposed, ms"),
+    Row("verify_latency", "attention, decomposed over padded", None, _attention),
+    Row("verify_memory", "padded is out of memory at batch", "padded out of memory at batch"),
+    Row("microbatches", "four micro-batches over one", "gain of 4 micro-batches",
+        _ratio("microbatches", "goodput, tokens per second", "4", "1")),
+    Row("microbatches", "best number of micro-batches, Alpaca", "best micro-batches, Alpaca", _best_count),
+    Row("microbatch_heuristic", "goodput of the heuristic over the best number's", None,
+        lambda r: r.bar("pipeline", "goodput of the heuristic over the best fixed count"),
+        {"cached": lambda r: min(r.series("microbatch_heuristic_at_scale", "goodput of the heuristic over the best's",
+                                          "modelled").values())}),
+)
 
 
 def table(directory: str | Path | None = None) -> str:
-    """The table in Markdown, from the figures in ``directory`` (default: the checkout's). ValueError for a figure that
-    is missing."""
-    documents = {d["name"]: d for d in figures.read(directory)}
-    if missing := ROWS.keys() - documents.keys():
+    """The table in Markdown, from the results in ``directory`` (default: the checkout's figures). Modelled numbers
+    within 25 % of the published one are bold. ValueError for a figure or a table of hypotheses that is missing."""
+    results, report = Results(directory), hypotheses.stored(directory)
+    if missing := {row.figure for row in ROWS} - results.figures.keys():
         raise ValueError(f"the table needs the figures {', '.join(sorted(missing))}: run their notebooks first")
-    lines = [HEAD]
-    for name, (what, read) in ROWS.items():
-        parts = [documents[name]] + ([documents.get(SECOND[name], {"series": []})] if name in SECOND else [])
-        cells = [_cell(make) for make in read(*(Numbers(part, directory) for part in parts))]
-        lines.append(f"| [{name}](figures/{name}.svg) | {what} | {' | '.join(cells)} |")
+    if report is None:
+        raise ValueError(f"the table needs {hypotheses.STORED}: run python -m spin_core bench hypotheses --json")
+    judged, scores = hypotheses.table(report), hypotheses.scores(report)
+    lines = ["| | published | modelled, " + " | modelled, ".join(MODELS.values()) + " | measured | figure |",
+             "|---" + "|---:" * (len(MODELS) + 2) + "|---|"]
+    for row in ROWS:
+        found = judged.get(row.quantity, {})
+        published = next(iter(found.values()))["published"] if found else None
+        cells = [_text(published, row.percent)]
+        for model in MODELS:
+            if found:
+                cell = _text(found[model]["modelled"], row.percent)
+                cells.append(f"**{cell}**" if hypotheses.is_close(found[model]) else cell)
+            else:
+                cells.append(_text(_read((row.modelled or {}).get(model), results), row.percent))
+        cells.append(_text(_read(row.measured, results), row.percent))
+        lines.append(f"| {row.what} | {' | '.join(cells)} | [{row.figure}](figures/{row.figure}.svg) |")
+    for what, key in (("mean of abs. log ratio to the published", "score"), ("within 25 % of the published", "within")):
+        cells = [_text(scores[model][key]) for model in MODELS]
+        lines.append(f"| {what} | – | {' | '.join(cells)} | – | [hypotheses](figures/hypotheses.svg) |")
     return "\n".join(lines)
+
+
+def _read(number: Number | None, results: Results) -> float | None:
+    try:
+        return number(results) if number else None
+    except KeyError:
+        return None
+
+
+def _text(value: float | None, percent: bool = False) -> str:
+    if value is None:
+        return "–"
+    if percent or float(value).is_integer():
+        return f"{value:.0%}" if percent else f"{value:.0f}"
+    return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
 
 
 def current(readme: str) -> str:
@@ -237,7 +198,7 @@ def current(readme: str) -> str:
 
 
 def write(readme: Path = README, directory: str | Path | None = None) -> None:
-    """Put the table of today's figures into the README."""
+    """Put the table of today's results into the README."""
     before, _, after = _parts(readme.read_text("utf-8"))
     text = f"{before}{START}\n{table(directory)}\n{END}{after}"
     with writing(readme) as part:
@@ -251,23 +212,3 @@ def _parts(readme: str) -> tuple[str, str, str]:
     if not (start and end):
         raise ValueError(f"the README has no table between {START!r} and {END!r}")
     return before, inside, after
-
-
-def _cell(make: Callable[[], str] | None) -> str:
-    try:
-        return make() if make else "–"
-    except KeyError:
-        return "–"
-
-
-def _listed(cells: dict[str, str]) -> str:
-    """What was measured, and where."""
-    if not cells:
-        raise KeyError("nothing measured")
-    return "; ".join(f"{cell} ({where})" for where, cell in cells.items())
-
-
-def _range(values: list[float]) -> str:
-    if not values:
-        raise KeyError("no values")
-    return f"{min(values):.2f}× to {max(values):.2f}×"

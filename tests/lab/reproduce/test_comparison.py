@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from spin_core.lab.bench import hypotheses
 from spin_core.lab.results import figures
 from spin_core.lab.lessons.l7_paper_figures import measure as lesson
 from spin_core.lab.reproduce import comparison
@@ -17,24 +18,44 @@ def test_the_readme_is_current():
     assert comparison.current(comparison.README.read_text("utf-8")) == comparison.table()
 
 
-def test_every_row_names_a_figure_and_what_was_published_and_measured():
+def test_a_cell_holds_one_number():
     lines = comparison.table().splitlines()[2:]
-    assert len(lines) == len(comparison.ROWS) == 10
+    assert len(lines) == len(comparison.ROWS) + 2
     for line in lines:
-        name, _, published, modelled, _ = re.fullmatch(r"\| (.+) \| (.+) \| (.+) \| (.+) \| (.+) \|", line).groups()
-        assert re.fullmatch(r"\[(\w+)\]\(figures/\1\.svg\)", name) and published != "–", line
-    assert sum("| – |" in line for line in lines) <= 5
+        what, *cells, figure = line.strip("| ").split(" | ")
+        assert re.fullmatch(r"\[(\w+)\]\(figures/\1\.svg\)", figure)
+        assert all(re.fullmatch(r"–|(\*\*)?-?[\d.]+%?(\*\*)?", cell) for cell in cells), line
+
+
+def test_every_figure_of_the_paper_has_a_row_and_every_row_a_number():
+    assert {row.figure for row in comparison.ROWS} == {
+        "best_ssm_share", "batching_loss", "overall_goodput", "ablation", "selection_vs_fixed", "selection_vs_bandits",
+        "verify_latency", "verify_memory", "microbatches", "microbatch_heuristic"}
+    for line in comparison.table().splitlines()[2:]:
+        assert re.search(r"\d", line.partition(" | ")[2].rpartition(" | ")[0]), line
+
+
+def test_published_and_modelled_cells_are_those_of_the_table_of_hypotheses():
+    judged = hypotheses.table(hypotheses.stored())["SPIN over vanilla"]
+    line = next(line for line in comparison.table().splitlines() if line.startswith("| SPIN over vanilla"))
+    published, cached, recompute = line.strip("| ").split(" | ")[1:4]
+    assert float(published) == judged["cached"]["published"] == 2.28
+    assert float(cached) == pytest.approx(judged["cached"]["modelled"], abs=.005)
+    assert float(recompute.strip("*")) == pytest.approx(judged["recompute"]["modelled"], abs=.005)
+    assert "*" not in cached and recompute.startswith("**")     # bold: within 25 % of the published number
 
 
 @pytest.fixture
 def copy(tmp_path):
-    """The checkout's figures and README in a folder of their own."""
+    """The checkout's figures and table of hypotheses in a folder of their own."""
     folder = tmp_path / "figures"
     folder.mkdir()
     for document in figures.read():
-        if document["name"] in {*comparison.ROWS, *comparison.SECOND.values()}:
-            (folder / f"{document['name']}.json").write_text(json.dumps(document))
-            (folder / f"{document['name']}.svg").write_text("<svg/>")
+        (folder / f"{document['name']}.json").write_text(json.dumps(document))
+        (folder / f"{document['name']}.svg").write_text("<svg/>")
+    stored = folder / hypotheses.STORED
+    stored.parent.mkdir(parents=True)
+    stored.write_text(json.dumps(hypotheses.stored()))
     return folder
 
 
@@ -45,90 +66,52 @@ def change(folder, name: str, edit) -> None:
     path.write_text(json.dumps(document))
 
 
-def test_numbers_are_read_off_the_series(copy, tmp_path):
+def cells(directory, what: str) -> list[str]:
+    line = next(line for line in comparison.table(directory).splitlines() if line.startswith(f"| {what} |"))
+    return line.strip("| ").split(" | ")[1:-1]
+
+
+def test_measured_numbers_are_read_off_the_series(copy, tmp_path):
     def double(series):
         return [s | {"y": [y * 2 for y in s["y"]]} if s["label"].startswith("SPIN, ") else s for s in series]
 
-    before = re.search(r"\| ([\d.]+)× to ([\d.]+)× \|", comparison.table(copy)).groups()
+    before = float(cells(copy, "SPIN over vanilla speculation")[-1])
     change(copy, "overall_goodput", double)
-    after = re.search(r"\| ([\d.]+)× to ([\d.]+)× \|", comparison.table(copy)).groups()
-    assert [float(a) for a in after] == pytest.approx([2 * float(b) for b in before], abs=0.02)
+    assert float(cells(copy, "SPIN over vanilla speculation")[-1]) == pytest.approx(2 * before, abs=0.02)
     readme = tmp_path / "README.md"
     readme.write_text(f"# A\n{comparison.START}\nold\n{comparison.END}\nrest\n")
     comparison.write(readme, copy)
     assert comparison.current(readme.read_text()) == comparison.table(copy) and readme.read_text().endswith("\nrest\n")
 
 
-def test_measured_cells_say_where(copy):
-    def series(label: str, y: list) -> dict:
-        return {"label": label, "kind": "measured", "provenance": {}, "x": ["chat", "mix"], "y": y}
-
-    change(copy, "overall_goodput", lambda old: [
-        *(s for s in old if s["kind"] != "measured"),
-        series("SPIN, embedded models, box, tokens/s", [12, 15]), series("vanilla, embedded models, box, tokens/s", [10, 10]),
-        series("SPIN, LLaMA-7B shape, card, tokens/s", [30, None]), series("vanilla, LLaMA-7B shape, card, tokens/s", [20, None]),
-        series("SPIN, unfinished, tokens/s", [1, 1])])
-    assert "| 1.20× to 1.50× (embedded models, box); 1.50× to 1.50× (LLaMA-7B shape, card) |" in comparison.table(copy)
-    (copy / "data" / "box").mkdir(parents=True)
-    bar = {"name": "goodput of the heuristic over the best fixed count", "value": .961}
-    (copy / "data" / "box" / "p.json").write_text(json.dumps({"name": "pipeline", "rows": [{}], "notes": [], "bars": [bar]}))
-    assert comparison.table(copy).endswith("; 0.96 (bench pipeline, turn by turn, box) |")
-
-
-def test_the_heuristics_row_tells_its_own_goodput_not_its_numbers(copy):
+def test_modelled_numbers_that_no_hypothesis_tells_are_read_off_the_series(copy):
     def halve(series):
         return [s | {"y": [y / 2 for y in s["y"]]} if s["label"] == "goodput of the heuristic over the best's" else s
                 for s in series]
 
-    cell = r"([\d.]+) of the best number's goodput at worst"
-    before = float(re.search(cell, comparison.table(copy)).group(1))
+    what = "goodput of the heuristic over the best number's"
+    before = float(cells(copy, what)[1])
     change(copy, "microbatch_heuristic_at_scale", halve)
-    assert float(re.search(cell, comparison.table(copy)).group(1)) == pytest.approx(before / 2, abs=.01)
+    assert float(cells(copy, what)[1]) == pytest.approx(before / 2, abs=.01)
 
 
-def test_what_was_replayed_or_predicted_is_called_so_and_stands_beside_what_was_served(copy):
-    table = comparison.table(copy)
-    assert "by predicted speed: " in table and table.count("| replayed: ") == 2 and "live" not in table
-
-    def put(name: str, rows: list[dict], bars: dict) -> None:
-        (copy / "data" / "box").mkdir(parents=True, exist_ok=True)
-        report = {"name": name, "rows": rows, "notes": [], "bars": [{"name": n, "value": v} for n, v in bars.items()]}
-        (copy / "data" / "box" / f"{name}.json").write_text(json.dumps(report))
-
-    best = "SPIN over the best fixed drafter"
-    put("peers", [{}], {f"{best} (a, gamma 1), batch 1, greedy": 1.2, f"{best} (b, gamma 2), batch 8, greedy": .9,
-                        "SPIN over x, batch 8, greedy": 3})
-    put("select-live", [{"contender": who, "vs_best_fixed": r} for who, r in (("policy spin", 1.06), ("none", .5))], {})
-    cell = re.search(r"\[selection_vs_fixed\].*\| (replayed: .*) \|\n", comparison.table(copy))[1]
-    assert cell.split("; ")[1:] == ["live, over the best: 1.20× at batch 1, 0.90× at batch 8 (bench peers, box, all workloads)",
-                                    "live, over the best: 1.06× (bench select-live, box)"]
+def test_what_was_served_is_read_off_the_benchmarks(copy):
+    what = "SPIN over plain decoding, batch 8"
+    assert cells(copy, what)[-1] == "–"
+    (copy / "data" / "box").mkdir(parents=True)
+    bars = [{"name": f"SPIN over our plain decoding, batch {batch}, greedy", "value": value}
+            for batch, value in ((1, 1.2), (8, .91))]
+    report = {"name": "peers", "rows": [{}], "notes": [], "bars": bars}
+    (copy / "data" / "box" / "peers.json").write_text(json.dumps(report))
+    assert cells(copy, what)[-1] == "0.91" and cells(copy, "SPIN over plain decoding, batch 1")[-1] == "1.20"
 
 
-def test_what_padding_costs_is_told_of_both_padded_ways(copy):
-    def padded(series: list[dict]) -> list[dict]:
-        y = {"padded": 10, "padded_view": 5, "decomposed": 6}
-        return [{"label": f"{way}, bytes", "kind": "measured", "provenance": {}, "x": [32], "y": [v]}
-                for way, v in y.items()]
-
-    change(copy, "verify_memory", padded)
-    table = comparison.table(copy)
-    assert "| batch 32: 40% less than gathered, 20% more than in place |" in table
-    for row in ("batching_loss", "verify_latency"):
-        assert re.search(rf"\[{row}\].*gathered .*in place .*\|.*gathered.*in place", table)
-    change(copy, "verify_memory", lambda series: [s for s in padded(series) if "view" not in s["label"]])
-    assert "| batch 32: 40% less than gathered |" in comparison.table(copy)
-
-
-def test_the_heuristics_row_names_where_each_number_is_from(copy):
-    change(copy, "microbatch_heuristic", lambda series: [
-        s | {"y": [*s["y"][:-1], .875]} if s["label"].startswith("goodput relative") else s for s in series])
-    assert comparison.table(copy).endswith("| of the best number's goodput: 0.88 (the figure's one sweep) |")
-
-
-def test_a_series_that_is_not_there_is_a_dash_and_a_figure_an_error(copy, tmp_path):
-    change(copy, "ablation",
-           lambda series: [s for s in series if s["label"] != "CP, LLaMA-7B" or s["kind"] == "published"])
-    assert re.search(r"\[ablation\].*1\.45× → 1\.81× → 1\.99× \| – \|", comparison.table(copy))
+def test_a_series_that_is_not_there_is_a_dash_and_a_figure_an_error(copy):
+    change(copy, "ablation", lambda series: [s for s in series if s["kind"] != "measured"])
+    assert cells(copy, "selection, over vanilla")[-1] == "–" != cells(copy, "selection, over vanilla")[0]
+    (copy / "data/modelled/hypotheses.json").unlink()
+    with pytest.raises(ValueError, match="run python -m spin_core bench hypotheses"):
+        comparison.table(copy)
     (copy / "ablation.json").unlink()
     with pytest.raises(ValueError, match="needs the figures ablation"):
         comparison.table(copy)
