@@ -10,6 +10,7 @@ import pytest
 import tiny
 
 from spin_core import distributed
+from spin_core.draft import pool
 from spin_core.engine import Engine
 from spin_core.lab.bench.distributed import launch
 from spin_core.runtime import tensor_parallel
@@ -77,3 +78,5 @@ def test_without_torchrun_there_is_one_process(monkeypatch):
         tensor_parallel.local_heads(model, 4)
     with pytest.raises(ValueError, match="pass the family through spin_core.distributed.join first"):
         Engine(tiny.TinyFamily(model, {}))
+    with pytest.raises(ValueError, match="'sparse:target' drafts with the target, which is spread over 3 processes"):
+        pool.build("sparse:target", tiny.TinyFamily(model, {}), 1, 32, None)

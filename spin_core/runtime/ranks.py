@@ -29,7 +29,8 @@ from torch import Tensor
 
 CONVERSATIONS = ("target", "draft", "read", "life")
 BEAT = 1.0              # seconds between two signs of life
-PATIENCE = 60.0         # seconds without one, or in one exchange of tensors, after which a rank counts as lost
+HUNG = 30.0             # seconds without one after which a rank counts as lost
+PATIENCE = 60.0         # seconds that an exchange of tensors may take
 NOTICE = 2.0            # seconds in which the death of a rank is noticed that has just broken an exchange
 LOADING = 7200.0        # seconds that ranks may wait for each other while the models are loaded
 
@@ -217,8 +218,8 @@ class Ranks:
                         reason = link.receive()
                     except EOFError:
                         reason = "has ended"
-                elif time.monotonic() - heard[rank] > PATIENCE:
-                    reason = f"has not given a sign of life for {PATIENCE:g} s"
+                elif time.monotonic() - heard[rank] > HUNG:
+                    reason = f"has not given a sign of life for {HUNG:g} s"
                 if reason and not self._ended:
                     del links[rank]
                     self.lost[rank] = reason

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from spin_core.lab.bench import Bar, Report, positive
 
@@ -39,16 +39,18 @@ def run(args) -> Report:
         f"a pass led by rank 0 over one in lockstep: {led / alone:.3f}, measured one after the other"])
 
 
-def launch(processes: int, command: Sequence[str], **environment) -> list[subprocess.Popen]:
-    """Python with ``command`` in so many processes on this machine, as torchrun starts them."""
+def launch(processes: int, command: Sequence[str], environ: Mapping[str, str] | None = None) -> list[subprocess.Popen]:
+    """Python with ``command`` in so many processes on this machine, as torchrun starts them. ``environ``: theirs; by
+    default this process's, with one thread each."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     common = {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-              "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": 1, **environment}
+              "GLOO_SOCKET_IFNAME": "lo"}
+    environ = os.environ | {"OMP_NUM_THREADS": "1"} if environ is None else dict(environ)
     return [subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                             env=os.environ | {key: str(value) for key, value in
-                                               {**common, "RANK": rank, "LOCAL_RANK": rank}.items()})
+                             env=environ | {key: str(value) for key, value in
+                                            {**common, "RANK": rank, "LOCAL_RANK": rank}.items()})
             for rank in range(processes)]
 
 
