@@ -1,18 +1,15 @@
-"""What the ranks of test_distributed serve. Run as a program it is one rank; imported, it is the single process."""
+"""What the ranks of test_distributed serve, and the single process that they are compared with."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import sys
 import threading
 import time
+import traceback
 import warnings
 from pathlib import Path
-
-if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 import tiny
 import torch
@@ -96,20 +93,22 @@ def kill(family, rank: int, pids: dict[int, int], drafter: str | None) -> dict:
                 "late": late.error, "warnings": [str(w.message) for w in caught]}
 
 
-def main(folder: str, parts: int) -> None:
+def rank(folder: str, environ: dict[str, str], parts: int) -> None:
+    """A process of the group: what rank 0 found is in found.json, why a rank failed in a file of its own."""
+    os.environ.update(environ)
     torch.set_num_threads(1)
     threading.Timer(400, lambda: os._exit(9)).start()       # whatever hangs ends
     (Path(folder) / f"pid{own_rank()}").write_text(str(os.getpid()))
-    family = distributed.join(load(folder, parts))
-    pids = {rank: int((Path(folder) / f"pid{rank}").read_text()) for rank in range(processes())}
-    names = SETTINGS if (processes(), parts) == (2, 2) else SOME
-    found = {"places": family.ranks.places, "texts": {name: serve(family, name) for name in names},
-             "cancelled": cancelled(family), "killed": {}}
-    for rank in range(processes() - 1, 0, -1):
-        found["killed"][rank] = kill(family, rank, pids, "near" if rank >= parts else "none")
-    (Path(folder) / "found.json").write_text(json.dumps(found))
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    try:
+        family = distributed.join(load(folder, parts))
+        pids = {other: int((Path(folder) / f"pid{other}").read_text()) for other in range(processes())}
+        names = SETTINGS if processes() == parts else SOME
+        found = {"places": family.ranks.places, "texts": {name: serve(family, name) for name in names},
+                 "cancelled": cancelled(family), "killed": {}}
+        for other in range(processes() - 1, 0, -1):
+            found["killed"][other] = kill(family, other, pids, "near" if other >= parts else "none")
+        (Path(folder) / "found.json").write_text(json.dumps(found))
+    except Exception:
+        (Path(folder) / f"failed{own_rank()}").write_text(traceback.format_exc())
+    finally:
+        os._exit(0)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import sys
 from functools import cache
 
 import distributed_cases as cases
@@ -12,10 +15,10 @@ import tiny
 from spin_core import distributed
 from spin_core.draft import pool
 from spin_core.engine import Engine
-from spin_core.lab.bench.distributed import launch
+from spin_core.lab.bench.distributed import environments
 from spin_core.runtime import tensor_parallel
 
-GROUPS = {"two share the target": (2, 2), "one drafts": (2, 1), "two share the target and two draft": (4, 2)}
+GROUPS = {"two share the target": (2, 2), "two share the target and two draft": (4, 2)}
 
 
 @pytest.fixture(scope="module", params=GROUPS)
@@ -24,13 +27,18 @@ def group(request, tmp_path_factory) -> tuple[dict, int, int]:
     processes, parts = GROUPS[request.param]
     folder = tmp_path_factory.mktemp("ranks")
     tiny.family().target.save_pretrained(folder)
-    running = launch(processes, [cases.__file__, str(folder), str(parts)])
-    try:
-        outputs = [process.communicate(timeout=420)[1] for process in running]
-    finally:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))       # for the process that the ranks are forked from
+        forks = multiprocessing.get_context("forkserver")
+        forks.set_forkserver_preload(["distributed_cases"])         # imported once for all of them
+        running = [forks.Process(target=cases.rank, args=(str(folder), environ, parts), daemon=True)
+                   for environ in environments(processes)]
         for process in running:
-            process.kill()
-    assert (folder / "found.json").exists(), "\n\n".join(output[-3000:] for output in outputs)
+            process.start()
+    running[0].join(420)
+    for process in running:
+        process.kill()
+    assert (folder / "found.json").exists(), "\n\n".join(file.read_text()[-3000:] for file in folder.glob("failed*"))
     return json.loads((folder / "found.json").read_text()), processes, parts
 
 

@@ -42,16 +42,19 @@ def run(args) -> Report:
 def launch(processes: int, command: Sequence[str], environ: Mapping[str, str] | None = None) -> list[subprocess.Popen]:
     """Python with ``command`` in so many processes on this machine, as torchrun starts them. ``environ``: theirs; by
     default this process's, with one thread each."""
+    environ = os.environ | {"OMP_NUM_THREADS": "1"} if environ is None else dict(environ)
+    return [subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                             env=environ | own) for own in environments(processes)]
+
+
+def environments(processes: int) -> list[dict[str, str]]:
+    """What torchrun tells each of so many processes on this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    common = {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-              "GLOO_SOCKET_IFNAME": "lo"}
-    environ = os.environ | {"OMP_NUM_THREADS": "1"} if environ is None else dict(environ)
-    return [subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                             env=environ | {key: str(value) for key, value in
-                                            {**common, "RANK": rank, "LOCAL_RANK": rank}.items()})
-            for rank in range(processes)]
+    common = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1",
+              "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
 
 
 def _measure(what: str, passes: int) -> list[dict]:

@@ -57,12 +57,13 @@ def _assigned(source: str) -> set[str]:
         return set()
 
 
-def show(name: str, figure: Figure, *series: dict, caption: str, directory: str | Path | None = None) -> None:
+def show(name: str, figure: Figure, *series: dict, caption: str, finding: str = "",
+         directory: str | Path | None = None) -> None:
     """Display ``figure``, and save it and its ``series`` (:func:`spin_core.lab.results.figures.save`).
 
-    The caption is also the picture's alternative text. ``directory``: the one that :func:`begin` was given.
+    The caption is also the picture's alternative text; ``finding`` is what the figure says, in one sentence. ``directory``: the one that :func:`begin` was given.
     """
-    figures.save(name, figure, series, caption=caption, directory=directory or _folder)
+    figures.save(name, figure, series, caption=caption, finding=finding, directory=directory or _folder)
     display(Image(look.png(figure, dpi=200, whole=True), format="png", width=round(look.WIDTH * 100), alt=caption))
 
 

@@ -11,7 +11,7 @@ import torch
 
 from spin_core.draft import ModelDrafter
 from spin_core.engine import Engine, Prompt
-from spin_core.lab.lessons.stored import stored
+from spin_core.lab.results.stored import stored
 from spin_core.request import Request, SamplingParams
 from spin_core.trace import Event
 
