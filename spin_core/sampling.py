@@ -7,7 +7,7 @@ one plain decoding would use. Both come from :func:`probabilities`.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -77,15 +77,15 @@ def probabilities(logits: Tensor, sampling: SamplingBatch, index: Tensor | None 
         torch.index_select(logits, 0, index, out=probs)
     else:
         probs.copy_(logits[index])
-    greedy = sampling.greedy        # the rule is _warp_; what follows are mixed batches and overflow
+    greedy = sampling.greedy        # the rule is warp_; what follows are mixed batches and overflow
     if not greedy.any():
-        _warp_(probs, sampling)
+        warp_(probs, sampling)
     elif not greedy.all():
-        probs[~greedy] = _warp_(probs[~greedy], sampling.rows(~greedy))
+        probs[~greedy] = warp_(probs[~greedy], sampling.rows(~greedy))
     overflown = probs[:, 0].isnan() & ~greedy & (sampling.temperature < 1)      # such a row is NaN throughout
     if overflown.any():         # of finite logits, divided: only the differences to the largest one count
         scores = (logits if index is None else logits[index])[overflown].to(dtype)
-        probs[overflown] = _warp_(scores - scores.amax(-1, keepdim=True), sampling.rows(overflown))
+        probs[overflown] = warp_(scores - scores.amax(-1, keepdim=True), sampling.rows(overflown))
     if greedy.any():
         peak, best = largest(probs[greedy])
         hot = torch.zeros_like(probs[greedy]).scatter_(-1, best.unsqueeze(-1), 1.0)
@@ -114,14 +114,7 @@ def largest(logits: Tensor) -> tuple[Tensor, Tensor]:
     return peak, best
 
 
-def resident_probabilities(logits: Tensor, sampling: SamplingBatch, filters: Collection[str]) -> Tensor:
-    """:func:`probabilities` of the rows that sample, for a host that must not wait for the device: greedy rows hold
-    nothing of use. ``filters`` names those of "top_k", "top_p" and "min_p" that any row has."""
-    scores = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
-    return _warp_(scores, replace(sampling, temperature=sampling.temperature.where(~sampling.greedy, 1.0)), filters)
-
-
-def _warp_(scores: Tensor, sampling: SamplingBatch, known: Collection[str] | None = None) -> Tensor:
+def warp_(scores: Tensor, sampling: SamplingBatch, known: Collection[str] | None = None) -> Tensor:
     """Logits -> :func:`probabilities`, in place, of positive temperature. A filter is a floor under the scores.
 
     ``known``: the filters in use, so that the device need not be asked; every row is then sorted whole.

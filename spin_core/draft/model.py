@@ -13,7 +13,6 @@ from spin_core.kv.ring import AHEAD, Window
 from spin_core.randomness import DRAFT, exponential_race
 from spin_core.request import Request
 from spin_core.runtime import ModelRunner
-from spin_core.runtime.tensor_parallel import parts_of
 from spin_core.sampling import SamplingBatch, probabilities
 
 CHUNK = 256     # tokens per pass of a catch-up: long prompts do not keep other requests waiting
@@ -34,9 +33,6 @@ class ModelDrafter(Drafter):
 
     def __init__(self, source, slots: int, max_len: int, vocab_size: int | None = None,
                  keep_states: bool = False, window: Window | None = None) -> None:
-        if parts_of(source.model) > 1:
-            raise ValueError(f"{source.name!r} drafts with the target, which is spread over {parts_of(source.model)} "
-                             "processes: give it a model of its own")
         self.name, self.ids = source.name, source.ids
         self.max_context = min(max_len, source.max_context)
         self.runner = ModelRunner(source.model, slots, self.max_context,

@@ -8,7 +8,8 @@ the longest draft; what is too much goes to the end of the batch, behind ``cu[-1
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from spin_core.randomness import DRAFT, exponential_race
 from spin_core.request import Request
 from spin_core.runtime import SlotCache
 from spin_core.kv.transfer import Mark, upload
-from spin_core.sampling import SamplingBatch, resident_probabilities
+from spin_core.sampling import SamplingBatch, warp_
 from spin_core.verify import Progress, verify_chain
 
 
@@ -128,7 +129,7 @@ def draft(running: DeviceBatch, most: int) -> Drafted:
         counts += sane
         column = logits.argmax(-1)
         if running.sampled:
-            q = resident_probabilities(logits, running.sampling, running.filters)
+            q = probabilities(logits, running.sampling, running.filters)
             drawn = exponential_race(q, running.sampling.seed, position + step, DRAFT, position).clamp(min=0)
             column = column.where(running.sampling.greedy, drawn)
             probs.append(q)
@@ -173,3 +174,11 @@ def _flat(running: DeviceBatch, drafted: Drafted, place: Tensor) -> Draft:
     greedy = running.sampling.greedy[order // len(place)]
     probs = torch.stack(drafted.probs, 1).flatten(0, 1)
     return Draft(tokens, cu, probs, order.masked_fill(greedy, -1), running.drafter.ids)
+
+
+def probabilities(logits: Tensor, sampling: SamplingBatch, filters: Collection[str]) -> Tensor:
+    """:func:`spin_core.sampling.probabilities` of the rows that sample, for a host that must not wait for the device.
+
+    Greedy rows hold nothing of use. ``filters`` names those of "top_k", "top_p" and "min_p" that any row has."""
+    scores = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+    return warp_(scores, replace(sampling, temperature=sampling.temperature.where(~sampling.greedy, 1.0)), filters)

@@ -17,7 +17,7 @@ from spin_core.pipeline import asynchronous, device_step
 from spin_core.pipeline.asynchronous import Asynchronous
 from spin_core.request import FinishReason, SamplingParams
 from spin_core.kv import transfer
-from spin_core.sampling import SamplingBatch, probabilities, resident_probabilities
+from spin_core.sampling import SamplingBatch, probabilities
 
 GREEDY = SamplingParams(max_new_tokens=16, stop_ids=())
 SAMPLED = SamplingParams(temperature=1.0, top_k=9, top_p=0.9, max_new_tokens=16, stop_ids=())
@@ -381,9 +381,9 @@ def test_the_distribution_is_the_same_where_the_device_is_not_asked(vocab, seed,
     logits = 3 * torch.randn(len(params), vocab, generator=torch.Generator().manual_seed(seed))
     logits = logits.round() if ties else logits
     sampling = SamplingBatch.from_params(params)
-    assert torch.equal(resident_probabilities(logits, sampling, device_step.FILTERS), probabilities(logits, sampling))
+    assert torch.equal(device_step.probabilities(logits, sampling, device_step.FILTERS), probabilities(logits, sampling))
     plain = SamplingBatch.from_params([SamplingParams(temperature=p.temperature) for p in params])
-    assert torch.equal(resident_probabilities(logits, plain, ()), probabilities(logits, plain))
+    assert torch.equal(device_step.probabilities(logits, plain, ()), probabilities(logits, plain))
 
 
 def test_only_what_needs_nothing_from_the_host_flies(flights):
