@@ -1,4 +1,4 @@
-"""The command line: ``python -m spin_core generate | fetch | distill | bench | reproduce``."""
+"""The command line: ``python -m spin_core generate | fetch | distill | bench | reproduce | grade``."""
 
 from __future__ import annotations
 
@@ -32,11 +32,13 @@ def main(argv: list[str] | None = None) -> int:
     commands.add_parser("distill", help="make a drafter from the target").fill = _distill_arguments
     commands.add_parser("bench", help="run a benchmark").fill = _bench_arguments
     commands.add_parser("reproduce", help="run the notebooks and collect their figures").fill = _reproduce_arguments
+    commands.add_parser("grade", help="a student's score in the lessons' exercises").fill = _grade_arguments
     try:
         args = parser.parse_args(argv)
         if getattr(args, "json", None) is not None:
             check_writable(args.json)
-        run = {"generate": _generate, "fetch": _fetch, "distill": _distill, "bench": _bench, "reproduce": _reproduce}
+        run = {"generate": _generate, "fetch": _fetch, "distill": _distill, "bench": _bench, "reproduce": _reproduce,
+               "grade": _grade}
         return run[args.command](args)
     except SystemExit:          # of argparse; asking below whether it is a refusal would import the models' library
         raise
@@ -222,6 +224,18 @@ def _reproduce(args) -> int:
     from spin_core.lab.reproduce import command
 
     return command.run(args)
+
+
+def _grade_arguments(parser: argparse.ArgumentParser) -> None:
+    from spin_core.lab.lessons import grade
+
+    grade.add_arguments(parser)
+
+
+def _grade(args) -> int:
+    from spin_core.lab.lessons import grade
+
+    return grade.run(args)
 
 
 if __name__ == "__main__":

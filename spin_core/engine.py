@@ -120,7 +120,7 @@ class Engine:
         self.drafter = drafter                                          # None: the selector chooses
         self.gamma = gamma                                              # None: as many as suits the drafter
         self.target = ModelRunner(family.target, max_batch, self.max_len, family.vocab_size, verification=verification,
-                                  keep_states=any(map(pool.is_fed, family.drafters.values())))
+                                  keep_states=pool.layers_read(family.drafters.values()))
         self.pool = pool.DrafterPool(family, max_batch, self.max_len, self.target)
         self.trace = Trace(trace_limit)
         self.scheduler = Scheduler(family, self.target, self.pool, self.trace, max_batch=max_batch,

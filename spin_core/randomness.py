@@ -81,8 +81,9 @@ def exponential_race(weights: Tensor, seed: Tensor, position: Tensor, purpose: i
     noise, wins with P = w / sum w (-log E is Gumbel noise). No cumulative sum is formed that could fall short of 1,
     and a zero weight never wins. Two rounds, so that noise is made for a few hundred items instead of V: first
     groups of :data:`GROUP` neighbours with their sums (``block`` g // 4 of group g, word g % 4), then the columns of
-    the winning group (``block`` FINAL + i // 4 of the group's column i). (w_group / sum w) (w / w_group) = w / sum w. The noise has 32 bits, so each round's probabilities are exact to about 2**-32; what is much rarer
-    than that is never drawn.
+    the winning group (``block`` FINAL + i // 4 of the group's column i): (w_group / sum w) (w / w_group) = w / sum w.
+    The noise has 32 bits, so each round's probabilities are exact to about 2**-32; what is much rarer than that is
+    never drawn.
     """
     columns = weights.shape[-1]
     whole = columns // GROUP * GROUP

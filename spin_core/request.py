@@ -123,7 +123,8 @@ class Request:
     ``prompt_ids`` and ``output_ids`` together are the committed sequence; nothing drafted is in it before the
     target has verified it. ``text`` is the decoded output, cut before the first stop string; empty until the request
     has finished. ``gamma`` is how many tokens to draft per step, ``drafter`` the drafter's name; a selector may change
-    both at any step, unless the drafter is ``pinned``: asked for by name.
+    both at any step, unless the drafter is ``pinned``: asked for by name. ``slot`` is the request's row in every cache,
+    None while it is queued and after it has left the batch.
     """
 
     prompt_ids: list[int]

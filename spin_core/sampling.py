@@ -76,7 +76,7 @@ def probabilities(logits: Tensor, sampling: SamplingBatch, index: Tensor | None 
         torch.index_select(logits, 0, index, out=probs)
     else:
         probs.copy_(logits[index])
-    greedy = sampling.greedy
+    greedy = sampling.greedy        # the rule is _warp_; what follows are mixed batches and overflow
     if not greedy.any():
         _warp_(probs, sampling)
     elif not greedy.all():

@@ -1,7 +1,7 @@
 """What attention costs on a device, as an equation with a few constants.
 
 The model is linear, as SPIN's is: calls, keys and values read, scores computed, copies of queries, merging. A key
-(with its value) of one kv head costs something however many queries attend to it, and something more for each query row.
+(with its value) of one kv head costs something however many queries attend to it, and more for each query row.
 :mod:`spin_core.decompose.calibrate` measures the constants.
 """
 

@@ -164,8 +164,8 @@ class KernelStep(TorchStep):
         d, vd = (max(16, triton.next_power_of_2(size)) for size in (dim, width))
         common = dict(KV=kv, GROUP=group, ROWS=self.rows, ACC=tl.float64 if double else tl.float32)
         _attend_pieces[count, kv](query, keys, values, parts, lse, self.pieces, self.sees, self.oldest, scale,
-                                  softcap or 1.0, *query.stride()[:2], *keys.stride()[:2], *values.stride()[:2], **common,
-                                  DIM=dim, D=d, VDIM=width, VD=vd, WINDOW=self.view.sight is not None,
+                                  softcap or 1.0, *query.stride()[:2], *keys.stride()[:2], *values.stride()[:2],
+                                  **common, DIM=dim, D=d, VDIM=width, VD=vd, WINDOW=self.view.sight is not None,
                                   CAP=softcap is not None, BLOCK=BLOCK if max(d, vd) <= 128 else BLOCK // 2,
                                   num_warps=WARPS, num_stages=STAGES)
         _merge_pieces[len(self.tokens), kv](parts, lse, out, self.tokens, lse if sinks is None else sinks, **common,

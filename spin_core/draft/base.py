@@ -96,7 +96,7 @@ class Drafter(ABC):
 
     name: str
     max_context: int                # longest sequence it can read, in tokens
-    catch_up_threshold: int = 16    # up to so many missing tokens ``propose`` costs hardly more: no catch-up before it
+    catch_up_threshold: int = 16    # so many unread tokens at most ``propose`` reads itself; ``catch_up`` reads more
     gamma: int | None = None        # drafted tokens per step by default; None: the engine's default
     is_lookup: bool = False         # it looks its drafts up: reading and drafting cost next to nothing
 
@@ -132,5 +132,5 @@ class NullDrafter(Drafter):
 
 
 def from_name(name: str, context: BuildContext) -> Drafter | None:
-    """"none"."""
+    """The null drafter if ``name`` is "none", else None."""
     return NullDrafter() if name == "none" else None

@@ -54,7 +54,7 @@ class SelfDrafter(ModelDrafter):
 
 
 def from_name(name: str, context: BuildContext) -> Drafter | None:
-    """sparse:NAME[:WINDOW]."""
+    """The drafter that a ``name`` sparse:NAME[:WINDOW] stands for, else None."""
     if not name.startswith("sparse:"):
         return None
     _, inner, *window = name.split(":", 2)

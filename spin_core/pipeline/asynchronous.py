@@ -151,7 +151,7 @@ class Asynchronous:
         self.steps.target.cache.lengths[request.slot] = request.length + count
         if count:
             drafter.runner.cache.lengths[request.slot] = \
-                request.length + (0 if type(drafter) is FedDrafter else count - 1)
+                request.length - drafter.first + (0 if type(drafter) is FedDrafter else count - 1)
 
 
 @dataclass

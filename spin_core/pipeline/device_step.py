@@ -112,13 +112,15 @@ def draft(running: DeviceBatch, most: int) -> Drafted:
         return Drafted(room.new_zeros(len(room), 0), room, [])
     runner, (batch, width) = running.drafter.runner, running.recent.shape
     each = torch.arange(batch, device=slot.device)
-    read, first, keep, states = running.recent, position - width, (each + 1) * width - 1, None
+    first = position - width
+    read, entry, keep, states = running.recent, first - running.drafter.first, (each + 1) * width - 1, None
     if type(running.drafter) is FedDrafter:
         before = first[:, None] - 1 + torch.arange(width, device=slot.device)
-        states = running.target.runner.states[slot[:, None], before]
+        kept = running.target.runner.states[slot[:, None], before]
+        states = runner.model.fed(kept[..., running.drafter.columns])
     sane, counts, tokens, probs = torch.ones_like(slot, dtype=torch.bool), torch.zeros_like(slot), [], []
     for step in range(running.longest):
-        logits = running.graphs.resident(read, slot, first, most + running.longest, keep, states)
+        logits = running.graphs.resident(read, slot, entry, most + running.longest, keep, states)
         sane = sane & logits.amax(-1).isfinite()        # logits without a maximum (NaN): the request just drafts less
         counts += sane
         column = logits.argmax(-1)
@@ -128,9 +130,9 @@ def draft(running: DeviceBatch, most: int) -> Drafted:
             column = column.where(running.sampling.greedy, drawn)
             probs.append(q)
         tokens.append(column if running.drafter.ids is None else running.drafter.ids[column])
-        read, first, keep = tokens[-1][:, None], position + step, each
+        read, entry, keep = tokens[-1][:, None], position + step - running.drafter.first, each
         if states is not None:
-            states = runner.states[slot, (first - 1).clamp(max=running.drafter.max_context - 1)][:, None]
+            states = runner.states[slot, (entry - 1).clamp(max=running.drafter.max_context - 1)][:, None]
     return Drafted(torch.stack(tokens, 1), counts.minimum(room), probs)
 
 

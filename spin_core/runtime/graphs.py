@@ -168,8 +168,8 @@ class Graphs:
         flattened rows whose logits are wanted; ``states [B, T, hidden]`` for drafters that are fed. All are int64 on
         the device. Returns the logits ``[K, V]``, good until the next pass.
 
-        A row that has no room goes to the cache's last entry, which no text needs: a request that fills the one before has
-        reached the limit. ``cache.lengths`` is left as it is.
+        A row that has no room goes to the cache's last entry, which no text needs: a request that fills the one
+        before has reached the limit. ``cache.lengths`` is left as it is.
         """
         cache, (batch, rows) = self.runner.cache, tokens.shape
         length = min(cache.max_len, max(SHORTEST, 1 << (most + rows - 1).bit_length()))

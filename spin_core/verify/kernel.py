@@ -19,7 +19,8 @@ joins the chunks' results, decides, and queues what the request needs next. A ro
            drawn from in the same way, and read besides as often as :mod:`kernel_filters` says.
 
 Each row up to the deciding one is read once, a rejected one of a sampled draft twice, none behind it at all. The rest
-are gathers: of each tested token, and of the group of :data:`GROUP` columns that won a draw. No softmax, mask or one-hot q is ever written.
+are gathers: of each tested token, and of the group of :data:`GROUP` columns that won a draw. No softmax, mask or
+one-hot q is ever written.
 """
 
 from __future__ import annotations

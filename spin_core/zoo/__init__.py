@@ -20,7 +20,7 @@ import torch
 
 from spin_core.files import cache_dir
 
-from . import compat, huggingface, pruned, table, weights
+from . import compat, huggingface, pruned, speculators, table, weights
 from .cachedir import CorruptFileError, FetchError
 from .family import DraftModel, Family
 from .install import CachedFile, ensure, fetch, verify
@@ -45,6 +45,7 @@ def load(name: str = "smollm2", *, target: str | Path | None = None,
     * the name of a drafter shipped for a built-in family (None: all of them),
     * a ``.safetensors`` file of a drafter pruned from this target (:mod:`spin_core.zoo.pruned`), or of a table of its
       habits (:mod:`spin_core.zoo.table`),
+    * a folder or hub name of an EAGLE-3 head for this target (:mod:`spin_core.zoo.speculators`),
     * a folder or hub name of a causal LM with the target's tokenizer. A folder without any tokenizer is
       accepted, with a warning, if its head is as wide as the target's: a wrong guess costs speed, never text,
     * a :class:`DraftModel`, whose vocabulary is taken as the caller states it.
@@ -102,6 +103,8 @@ def _load_drafter(item: str | Path, family: Family, known: dict[str, Path]) -> D
         raise ValueError(f"unknown drafter {str(item)!r}; known for {family.name}: {names}; else a folder, a "
                          ".safetensors file or a hub name (OWNER/NAME)")
     name = _last_part(item)
+    if folder := huggingface.folder_of(item, speculators.is_head):
+        return speculators.load(folder, family.target, family.vocab_size, name)
     model = huggingface.load_model(item, "drafter", family.device, family.dtype)
     tokenizer = huggingface.load_tokenizer(item, "drafter")
     if tokenizer is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,6 +70,20 @@ def load_model(source: str | Path, role: str, device: torch.device, dtype: torch
             raise ValueError(f"its safetensors lack {missing[0]}"
                              + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""))
     return model.to(device).eval().requires_grad_(False)
+
+
+def folder_of(source: str | Path, wanted: Callable[[Path], bool]) -> Path | None:
+    """The folder of a drafter, if ``wanted`` says so from its config.json; a hub name's is fetched for that. None for any
+    other, and where nothing can be fetched: whoever loads it next says why."""
+    if _is_local(source):
+        return Path(source) if Path(source).is_dir() and wanted(Path(source)) else None
+    from huggingface_hub import hf_hub_download, snapshot_download
+
+    try:
+        folder = Path(hf_hub_download(str(source), "config.json")).parent
+        return Path(snapshot_download(str(source), allow_patterns=["*.json", "*.safetensors"])) if wanted(folder) else None
+    except (OSError, ValueError):
+        return None
 
 
 def load_tokenizer(source: str | Path, role: str) -> PreTrainedTokenizerBase | None:

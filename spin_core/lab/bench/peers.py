@@ -26,7 +26,7 @@ from spin_core.draft import DraftTable
 from spin_core.draft.pool import is_fed
 from spin_core.engine import Engine
 from spin_core.lab.bench import Bar, Report, positive
-from spin_core.lab.bench import contenders as how
+from spin_core.lab.bench import contenders as how, elsewhere
 from spin_core.lab.bench.answers import is_lookup
 from spin_core.lab.bench.names import (ASSISTED, BASELINE, CONTINUOUS, FIXED, FLASHSPEC, MORE, PACKED, PLAIN, RUNGS,
                                        SPIN)
@@ -58,6 +58,8 @@ def add_arguments(parser) -> None:
                         help="more arms for a second SPIN, on greedy text: sparse:target:1/2, vote, tree:A,B:2,1")
     parser.add_argument("--assistant", metavar="NAME", help="drafter that peers use (default: the first they can use); "
                                                             f"flashspec among them needs {how.INSTALL}")
+    parser.add_argument("--peer", type=elsewhere.peer, nargs="+", default=[], metavar="NAME=PYTHON",
+                        help="peers in environments of their own: vllm=PYTHON, llama.cpp=PYTHON")
     parser.add_argument("--budget-seconds", type=float, default=400.0, help="for all cases together (default 400)")
     parser.add_argument("--device", default="cpu")
 
@@ -106,6 +108,7 @@ def measure(args, whole: Report) -> None:
         try:
             compare(here, prompts, before, params, stop, whole.notes)
         finally:
+            whole.notes += elsewhere.close(here)
             if rounds := len({number for c in here for number, _ in c.cells}):
                 whole.rows += [{"batch": batch, "temperature": temperature} | row(c, here[0], temperature)
                                for c in here if c.cells]
@@ -216,6 +219,8 @@ def field_of(family, batch: int, temperature: float, args) -> list[Contender]:
         out.append(Contender(ASSISTED, how.assisted(family, family.target, helper, 2, *distribution), name, 2,
                              only=None if greedy else SLOW))
         out.append(Contender(FLASHSPEC, how.flashspec(family, helper, *distribution), name, only=SLOW))
+
+    out += elsewhere.contenders(args.peer, family.stop_ids, batch, *distribution)
 
     def mine(title: str, *drafter, **options) -> None:
         engine = Engine(family, *drafter, max_batch=batch, **options)

@@ -1,7 +1,10 @@
-"""Tools for the checks of the exercises. A check never raises: it answers "open", "right" or "wrong", and why.
+"""The exercises' checks. A check never raises: it answers "open", "right" or "wrong", and why.
 
-A lesson's ``checks.py`` has one function for each exercise. It calls the student's function through :func:`ask`,
-reports a mistake through :func:`wrong`, and returns what there is to say about a right answer.
+An :class:`Exercise` is data: its solution, the cases to try, and typical mistakes with a hint for each. A test holds that
+every mistake is caught by the cases, with its own hint. What cannot be told by comparing values (random numbers, kernels)
+has a function of its own, made a check by :func:`check`, which calls :func:`ask` and :func:`wrong`.
+
+While nbgrader runs a notebook, an answer that is not right is raised as an AssertionError: that costs the points.
 """
 
 from __future__ import annotations
@@ -10,8 +13,9 @@ import copy
 import dis
 import html
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import wraps
 from numbers import Real
 from typing import Any, NoReturn
@@ -22,6 +26,7 @@ _MARKS = {"right": "✔", "wrong": "✘", "open": "○"}
 _COLOURS = {"right": "#009E73", "wrong": "#D55E00", "open": "#777777"}
 _EMPTY_BODY = {"RESUME", "NOP", "LOAD_CONST", "RETURN_CONST", "RETURN_VALUE", "POP_TOP", "COPY_FREE_VARS",
                "LOAD_DEREF"}
+_OPEN = "Not solved yet: replace the ... above and run both cells again."
 
 
 @dataclass
@@ -53,13 +58,85 @@ def check(function: Callable[..., str]) -> Callable[..., Answer]:
     @wraps(function)
     def checked(*args, **options) -> Answer:
         try:
-            return Answer("right", function(*args, **options))
+            answer = Answer("right", function(*args, **options))
         except Settled as settled:
-            return settled.args[0]
+            answer = settled.args[0]
         except Exception as error:
-            return Answer("wrong", "What your function returns cannot be compared with the right answer "
-                                   f"({type(error).__name__}: {error}).")
+            answer = Answer("wrong", "What your function returns cannot be compared with the right answer "
+                                     f"({type(error).__name__}: {error}).")
+        if answer.status != "right" and "NBGRADER_EXECUTION" in os.environ:
+            raise AssertionError(answer.message)
+        return answer
     return checked
+
+
+@dataclass
+class Exercise:
+    """A check: call it with a student's function.
+
+    ``cases`` are the arguments of the calls that are compared with ``solution``. ``mistakes`` has functions with a
+    typical mistake by hint: an answer that agrees with one of them on all cases, or on those so far, gets its hint. ``right`` is
+    said of a right answer. ``judge(answer, *case)`` is compared instead of the answer where several are right. Values
+    outside ``low`` ... ``high`` and, if ``whole``, fractions are wrong. ``test``, which takes the student's function and
+    returns what to say, is used instead of comparing cases.
+    """
+
+    solution: Callable
+    right: str = ""
+    cases: Sequence[tuple] = ()
+    mistakes: Mapping[str, Callable] = field(default_factory=dict)
+    judge: Callable | None = None
+    whole: bool = False
+    low: float = -np.inf
+    high: float = np.inf
+    rtol: float = 1e-9
+    atol: float = 1e-9
+    test: Callable[[Callable], str] | None = None
+
+    def __call__(self, function: Callable) -> Answer:
+        return check(self.test or self._try_cases)(function)
+
+    def _try_cases(self, function: Callable) -> str:
+        for tried, case in enumerate(self.cases, 1):
+            try:
+                self._compare(function, case)
+            except Settled as settled:
+                verdict = settled.args[0]
+                if verdict.status == "wrong":
+                    hint = self._hint(function, self.cases) or self._hint(function, self.cases[:tried])
+                    wrong(f"{verdict.message} {hint}".rstrip())
+                raise
+        return self.right
+
+    def _compare(self, function: Callable, case: tuple) -> None:
+        """The answer to one case must have the type, shape and value of the solution's."""
+        called = f"{self.solution.__name__}({_arguments(self.solution, case)})"
+        answer = ask(function, *case, called=called)
+        expected = np.asarray(self.solution(*copy.deepcopy(case)))
+        what = f"an array of shape {expected.shape}" if expected.ndim else "a whole number" if self.whole else "a number"
+        try:
+            found = np.asarray(answer)
+        except ValueError:
+            found = np.asarray(None)
+        if (found.dtype.kind == "b") != (expected.dtype.kind == "b") or found.dtype.kind not in "biuf" \
+                or self.whole and not np.isnan(found).any() and (found != np.round(found)).any():
+            wrong(f"{called} should be {what}{' of True and False' * (expected.dtype.kind == 'b')}; it is "
+                  f"{said(answer)}, a {type(answer).__name__}.")
+        if found.shape != expected.shape:
+            wrong(f"{called} should be {what}; yours has the shape {found.shape}.")
+        if not np.isfinite(found).all():
+            wrong(f"{called} is not finite: {said(answer)}. Is something divided by zero, or too large for exp?")
+        if (found < self.low).any() or (found > self.high).any():
+            wrong(f"{called} is {said(answer)}, which is not in {self.low:g} ... {self.high:g}.")
+        compared = (found, expected) if self.judge is None else [self.judge(one, *case) for one in (found, expected)]
+        if not np.allclose(*compared, rtol=self.rtol, atol=self.atol):
+            wrong(f"{called} is {said(answer)}, expected {said(expected)}.")
+
+    def _hint(self, function: Callable, cases: Sequence[tuple]) -> str:
+        """The hint of the first mistake that gives what the function gives."""
+        answers = [_outcome(function, case) for case in cases]
+        return next((hint for hint, mistake in self.mistakes.items()
+                     if all(map(_alike, answers, (_outcome(mistake, case) for case in cases)))), "")
 
 
 def ask(solution: Callable, *args, called: str = "Your function", in_place: bool = False) -> Any:
@@ -70,11 +147,13 @@ def ask(solution: Callable, *args, called: str = "Your function", in_place: bool
     try:
         with np.errstate(all="ignore"):
             answer = solution(*given)
+    except NotImplementedError:         # what nbgrader puts in a solution's place
+        raise Settled(Answer("open", _OPEN)) from None
     except Exception as error:
         why = "it divides by zero" if isinstance(error, ZeroDivisionError) else str(error)[:200]
-        wrong(f"{called} raised {type(error).__name__}: {why}")
+        wrong(f"{called} raised {type(error).__name__}: {why}.")
     if answer is Ellipsis or not in_place and answer is None and _is_untouched(solution):
-        raise Settled(Answer("open", "Not solved yet: replace the ... above and run both cells again."))
+        raise Settled(Answer("open", _OPEN))
     if not in_place:
         if answer is None:
             wrong(f"{called} returns None. Is a return statement missing?")
@@ -83,42 +162,34 @@ def ask(solution: Callable, *args, called: str = "Your function", in_place: bool
     return answer
 
 
-def array(answer: Any, shape: tuple[int, ...], what: str, example: str = "") -> np.ndarray:
-    """The answer as an array of floats of that ``shape``; ``what`` names it, and ``example`` the case, in messages."""
+def said(value: Any, most: int = 6) -> str:
+    """A value in a message: numbers with four digits, the first ``most`` entries of a list, anything else shortened."""
+    if isinstance(value, (list, tuple, np.ndarray)) and np.ndim(value):
+        return f"[{', '.join(said(v) for v in value[:most])}{', ...' if len(value) > most else ''}]"
+    if isinstance(value, (Real, np.ndarray)) and not isinstance(value, bool) and np.asarray(value).dtype.kind in "iuf":
+        return f"{float(value):.4g}"
+    return repr(value)[:200]
+
+
+def _arguments(function: Callable, case: tuple) -> str:
+    """The arguments of a call, by name; what is itself a function has only its name."""
+    return ", ".join(name if callable(value) else f"{name}={said(value)}"
+                     for name, value in zip(inspect.signature(function).parameters, case))
+
+
+def _outcome(function: Callable, case: tuple) -> np.ndarray | type:
+    """What a function gives for a case: numbers, or the type of the error."""
     try:
-        values = np.asarray(answer, float)
-    except (TypeError, ValueError):
-        wrong(f"{what} is an array of numbers; yours is {said(answer)} {example}".rstrip() + ".")
-    if values.shape != shape:
-        wrong(f"{what} has shape {values.shape}, expected {shape} {example}".rstrip() + ".")
-    return values
+        with np.errstate(all="ignore"):
+            return np.asarray(function(*copy.deepcopy(case)), float)
+    except Exception as error:
+        return type(error)
 
 
-def whole(answer: Any, low: int, high: int, called: str) -> int:
-    """The answer as a whole number from ``low`` to ``high``."""
-    if isinstance(answer, bool) or not isinstance(answer, (int, np.integer)):
-        wrong(f"{called} should be a whole number, it is {said(answer)}.")
-    if not low <= answer <= high:
-        wrong(f"{called} = {answer} is not in {low} ... {high}.")
-    return int(answer)
-
-
-def close(answer: Any, right: float, tolerance: float) -> bool:
-    """Whether the answer is a number no further than ``tolerance`` from the right one. NaN is not."""
-    try:
-        return abs(float(answer) - right) <= tolerance
-    except (TypeError, ValueError):
-        return False
-
-
-def said(answer: Any) -> str:
-    """The answer in a message: a number with four digits, anything else as it is, shortened."""
-    return f"{float(answer):.4g}" if isinstance(answer, Real) else repr(answer)[:200]
-
-
-def few(numbers, most: int = 6, form: str = "") -> str:
-    """A list of numbers in a message, the first ``most`` of them."""
-    return f"[{', '.join(format(n, form) for n in numbers[:most])}{', ...' if len(numbers) > most else ''}]"
+def _alike(one: np.ndarray | type, other: np.ndarray | type) -> bool:
+    if isinstance(one, type) or isinstance(other, type):
+        return one is other
+    return one.shape == other.shape and np.allclose(one, other, equal_nan=True)
 
 
 def _is_untouched(solution: Callable) -> bool:

@@ -1,30 +1,120 @@
-"""The form of every widget: a row of controls above a picture."""
+"""The form of every widget: tasks and presets, a row of controls, a sign while it works, a picture."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
 
-from ipywidgets import HTML, HBox, Image, Layout, VBox
+from ipywidgets import HTML, Button, DOMWidget, HBox, Image, Layout, ValueWidget, VBox
 from matplotlib.figure import Figure
 
 from spin_core.lab.lessons import look
 
+ROW = dict(flex_flow="row wrap", align_items="center")
+WORKING = "<b style='color:#B36200'>⏳ working …</b>"
+
 
 class Panel(VBox):
-    """A row of controls above a picture that ``draw`` makes anew whenever one of them changes."""
+    """A row of controls above a picture that ``draw`` makes anew whenever one of them changes.
 
-    def __init__(self, controls: Sequence, draw: Callable[[], Figure]) -> None:
-        self.draw = draw
+    ``task``: what the reader may try. ``presets``: by a button's name the values of controls, by their descriptions.
+    While the picture is being made a sign says so; a ValueError of ``draw`` is shown as a sentence, and the last picture
+    stays.
+    """
+
+    def __init__(self, controls: Sequence, draw: Callable[[], Figure], *, task: str = "",
+                 presets: Mapping[str, Mapping[str, object]] | None = None) -> None:
+        self.draw, self.controls = draw, [c for c in controls if isinstance(c, ValueWidget) and not isinstance(c, HTML)]
         self.picture = Image(format="png", layout=Layout(width="100%", max_width="960px"))
-        row = Layout(flex_flow="row wrap", align_items="center")
-        super().__init__([HBox(controls, layout=row), self.picture])
+        self.sign = HTML("", layout=Layout(min_width="110px"))
         for control in controls:
-            if "value" in control.traits() and not isinstance(control, HTML):
-                control.observe(self.refresh, "value")
+            whole_label(control)
+        buttons = [self._preset(name, values) for name, values in (presets or {}).items()]
+        above = [said(task)] if task else []
+        if buttons:
+            above.append(HBox([HTML("try"), *buttons], layout=Layout(**ROW)))
+        self.row = HBox([*controls, self.sign], layout=Layout(**ROW))
+        super().__init__([*above, self.row, self.picture])
+        for control in self.controls:
+            control.observe(self.refresh, "value")
         self.refresh()
 
+    def _preset(self, name: str, values: Mapping[str, object]) -> Button:
+        button = Button(description=name, layout=Layout(width="auto"), tooltip="set " + ", ".join(
+            f"{control} to {value}" for control, value in values.items()))
+
+        def press(_button) -> None:
+            for control in self.controls:
+                control.unobserve(self.refresh, "value")
+            for control in self.controls:
+                if control.description in values:
+                    control.value = values[control.description]
+            for control in self.controls:
+                control.observe(self.refresh, "value")
+            self.refresh()
+
+        button.on_click(press)
+        return button
+
     def refresh(self, _change=None) -> None:
-        self.picture.value = look.png(self.draw())
+        self.sign.value = WORKING
+        try:
+            self.picture.value = look.png(self.draw())
+            self.sign.value = ""
+        except ValueError as error:
+            self.sign.value = f"<span style='color:#D55E00'>{escape(str(error))}</span>"
 
     def __repr__(self) -> str:      # what a viewer without widgets shows
         return "[a widget: run this notebook to use it]"
+
+
+class Work:
+    """Something that takes seconds, behind a button: ``job(work)`` runs in a thread, so that other controls, above all
+    ``stop``, stay alive. ``sign`` says that it works as soon as the button is pressed; the job may call :meth:`say`."""
+
+    def __init__(self, job: Callable[["Work"], None], start: Button, stop: Button, sign: HTML) -> None:
+        self.job, self.start, self.stop, self.sign = job, start, stop, sign
+        self.stopped, self.thread = False, None
+        start.on_click(lambda _: self.begin())
+        stop.on_click(lambda _: self.end())
+
+    def begin(self) -> None:
+        if self.thread and self.thread.is_alive():
+            return
+        self.stopped, self.start.disabled, self.stop.disabled = False, True, False
+        self.sign.value = WORKING
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def end(self) -> None:
+        self.stopped, self.stop.disabled = True, True
+        self.sign.value = "stopping …"
+
+    def say(self, what: str) -> bool:
+        """Show what is being done; whether the job should stop."""
+        self.sign.value = f"⏳ {escape(what)}" if not self.stopped and what not in ("done", "stopped") else escape(what)
+        return self.stopped
+
+    def _run(self) -> None:
+        try:
+            self.job(self)
+        except Exception as error:      # a thread's error would be lost: show it where the reader looks
+            self.sign.value = f"<span style='color:#D55E00'>{type(error).__name__}: {escape(str(error))}</span>"
+        self.start.disabled, self.stop.disabled = False, True
+
+
+def whole_label(control: DOMWidget) -> DOMWidget:
+    """Let a control show its whole label, however long."""
+    if "style" in control.traits() and hasattr(control.style, "description_width"):
+        control.style.description_width = "initial"
+    if "slider" in type(control).__name__.lower():
+        control.layout.width = "330px"
+    elif "description" in control.traits() and control.layout.width is None:
+        control.layout.width = "auto"
+    return control
+
+
+def said(task: str) -> HTML:
+    """A task for the reader."""
+    return HTML(f"<div style='border-left:3px solid #0072B2;padding-left:8px'>{task}</div>")

@@ -34,6 +34,11 @@ def begin(profile: str, figures_dir: str | Path = "", **sizes: Any) -> Any:
     return sizes[profile]
 
 
+def folder() -> Path:
+    """Where this lesson's figures go."""
+    return _folder
+
+
 def _refuse_unknown_parameters() -> None:
     """Compare what papermill has set, in a cell that begins "# Parameters", with the cell of defaults before it."""
     shell = get_ipython()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from spin_core.lab.lessons.l2_drafters import checks, plots, widgets
+from spin_core.lab.lessons.l2_drafters import plots, widgets
 
 SPEED = {"fed-1L-8k": 1.4, "table-4g": 1.1, "ngram": .9}
 
@@ -39,22 +39,3 @@ def test_bars_of_shares_stand_on_each_other():
     ax = plots.best_share(share, {"chat": 4, "mix": 8}, {"Alpaca": .03, "CP": .4}).axes[0]
     tops = np.array([[bar.get_y() + bar.get_height() for bar in bars] for bars in ax.containers])
     assert np.allclose(tops[-1], 1)
-
-
-def test_exercises():
-    def vocabulary(counts, size, stop_ids):
-        counts = np.array(counts)
-        counts[list(stop_ids)] = counts.max() + 1
-        return sorted(np.argsort(-counts, kind="stable")[:size].tolist())
-
-    def speed(steps, c, v):
-        return sum(a + 1 for _, a in steps) / sum(d * c + v[d] for d, _ in steps)
-
-    assert checks.check_vocabulary(vocabulary).status == "right"
-    assert checks.check_vocabulary(lambda c, s, stops: sorted(np.argsort(-c)[:s])).status == "wrong"
-    assert checks.check_vocabulary(lambda c, s, stops: sorted({*np.argsort(-c)[:s - len(stops)], *stops})).status == "wrong"
-    assert checks.check_vocabulary(lambda *_: ...).status == "open"
-    assert checks.check_speed(speed).status == "right"
-    assert checks.check_speed(lambda steps, c, v: sum(a for _, a in steps) / len(steps)).status == "wrong"
-    assert checks.check_speed(lambda *_: None).status == "open"
-    assert checks.check_speed(lambda *_: 1 / 0).status == "wrong"

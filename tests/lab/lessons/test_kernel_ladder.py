@@ -71,9 +71,3 @@ def test_checks_find_mistakes():
             assert CHECKS[rung](mistake).status == "wrong", (rung, mistake)
     assert checks.check_logsumexp(lambda x: ...).status == "open"
     assert "raised ZeroDivisionError" in checks.check_accept(lambda *_: 1 / 0).message
-
-
-def test_rows_read():
-    assert checks.check_rows_read(lambda drafted, accepted: accepted + 1).status == "right"
-    assert checks.check_rows_read(lambda drafted, accepted: drafted + 1).status == "wrong"
-    assert checks.check_rows_read(lambda drafted, accepted: ...).status == "open"

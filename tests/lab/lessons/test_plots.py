@@ -82,8 +82,13 @@ def test_a_step_shows_the_distributions_of_its_place_and_says_what_happened():
     text = words(figure)
     assert "Step 1 of 9" in text
     assert "u·q = 0.900·0.600 = 0.540 ≥ p: rejected; ␣the is drawn from (p − q)₊" in text
-    bars = [[bar.get_width() for bar in ax.patches] for ax in figure.axes[1:]]
-    assert bars == [REJECTING.places[1].p, REJECTING.places[1].q, REJECTING.places[1].residual]
+    here, ax = REJECTING.places[1], figure.axes[1]
+    shared, residual, excess = ([bar.get_height() for bar in bars] for bars in ax.containers)
+    assert residual == here.residual
+    assert [a + b for a, b in zip(shared, residual)] == pytest.approx(here.p)
+    assert [a + b for a, b in zip(shared, excess)] == pytest.approx(here.q)
+    point, = ax.lines
+    assert point.get_xydata().tolist() == [[here.drafted, pytest.approx(here.u * here.q[here.drafted])]]
     assert "< p: accepted." in words(plots.step(REJECTING, 0))
     assert "was drafted but not tested: the draft ended" in words(plots.step(REJECTING, 2))
     assert "not reached" in words(plots.step(REJECTING, 3))

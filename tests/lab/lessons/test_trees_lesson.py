@@ -12,7 +12,7 @@ from ipywidgets import HTML, Dropdown, FloatSlider, IntSlider, Text
 from scipy import stats
 
 from spin_core.engine import Engine
-from spin_core.lab.lessons.l8_token_trees import checks, measure as trees, plots, steps as tree_steps, widgets
+from spin_core.lab.lessons.l8_token_trees import measure as trees, plots, steps as tree_steps, widgets
 from spin_core.lab.lessons.l6_verify_kernel.rules import P
 from spin_core.request import SamplingParams
 from spin_core.trace import Event
@@ -62,25 +62,6 @@ def test_pictures_of_tests_show_what_is_needed():
     assert sum("not needed" in w for w in four) == 2 and not any("not needed" in w for w in two)
     assert f"child 2: token {trials[1].token}" in four and {"probability", "token"} <= set(two)
     assert len(plots.trials(trials).axes) == 2, "no panel stays empty"
-
-
-def test_exercise_checks():
-    def distribution(q, elders):
-        left = q.copy()
-        left[elders] = 0
-        return left / left.sum()
-
-    assert checks.check_tested_distribution(distribution).status == "right"
-    assert checks.check_tested_distribution(lambda q, e: ...).status == "open"
-    for wrong, why in ((lambda q, e: q, "elder siblings [2]"), (lambda q, e: distribution(q, e) * 2, "sums to"),
-                       (lambda q, e: np.where(distribution(q, e) > 0, 1, 0) / (distribution(q, e) > 0).sum(), "proportions"),
-                       (lambda q, e: q[:2], "shape"), (lambda q, e: q.__setitem__(0, 0), "")):
-        answer = checks.check_tested_distribution(wrong)
-        assert answer.status != "right" and why in answer.message
-    assert checks.check_tree_tokens(checks.expected_tokens).status == "right"
-    answer = checks.check_tree_tokens(lambda parents, rates: checks.expected_tokens(parents, rates) - 1)
-    assert answer.status == "wrong" and "own token" in answer.message
-    assert checks.check_tree_tokens(lambda parents, rates: 1 / 0).status == "wrong"
 
 
 def test_findings_on_width_are_read_off_the_numbers():

@@ -1,4 +1,4 @@
-"""Checks of lesson 1's exercises."""
+"""Lesson 1's exercises: solutions, and how answers are checked."""
 
 from __future__ import annotations
 
@@ -8,51 +8,83 @@ from functools import wraps
 import numpy as np
 
 from spin_core import theory
-from spin_core.lab.lessons.checking import array, ask, check, few, said, whole, wrong
+from spin_core.lab.lessons.checking import Exercise, ask, check, said, wrong
 from spin_core.lab.lessons.l1_speculation.distribution import distribution_test
 
 
-@check
-def check_replacement_distribution(solution: Callable) -> str:
-    """``solution(p, q)``, arrays ``[V]``, is the distribution of the token that replaces a rejected one.
-
-    Checked through the distribution of the emitted token: min(p, q) by acceptance and the rest of the mass by
-    replacement must make p together.
-    """
-    rng = np.random.default_rng(0)
-    pairs = [(rng.dirichlet(np.full(v, a)), rng.dirichlet(np.full(v, b)))
-             for v, a, b in ((3, 1.0, 1.0), (6, 0.3, 0.3), (6, 3.0, 0.2), (50, 0.1, 1.0))]
-    same = rng.dirichlet(np.ones(5))
-    for p, q in [*pairs, (np.array([0.0, 0.4, 0.6]), np.array([1.0, 0.0, 0.0])), (same, same.copy())]:
-        example = f"for p = {few(p, form='.2f')} and q = {few(q, form='.2f')}"
-        answer = array(ask(solution, p, q), p.shape, "The distribution", example)
-        if not np.isfinite(answer).all():
-            wrong(f"The distribution is not finite {example}. What is left of p when p equals q?")
-        if (answer < 0).any() or abs(answer.sum() - 1) > 1e-9:
-            wrong(f"A distribution is not negative and sums to 1; yours is {few(answer, form='.2f')} {example}.")
-        accepted = np.minimum(p, q)
-        emitted = accepted + (1 - accepted.sum()) * answer
-        token = int(np.argmax(np.abs(emitted - p)))
-        if abs(emitted[token] - p[token]) > 1e-9:
-            wrong(f"Token {token} would be emitted with probability {emitted[token]:.3f}, "
-                  f"but the target gives it {p[token]:.3f}, {example}.")
-    return "Accepted and replaced tokens together follow p, whatever q is: that is the whole trick."
+def replacement(p, q):
+    rest = np.maximum(p - q, 0)
+    # with p = q nothing is rejected, so any distribution would do; where rounding disagrees, p is the safe choice
+    return rest / rest.sum() if rest.sum() > 0 else p
 
 
-@check
-def check_choose_gamma(solution: Callable) -> str:
-    """``solution(alpha, cost)`` is the gamma in 0 .. 64 of the largest speed-up."""
-    for alpha, cost in ((0.8, 0.05), (0.6, 0.05), (0.8, 0.1), (0.5, 0.3), (0.9, 0.02), (0.3, 0.4),
-                        (0.05, 0.2), (0.0, 0.1), (1.0, 0.1)):
-        called = f"choose_gamma({alpha}, {cost})"
-        answer = whole(ask(solution, alpha, cost, called=called), 0, 64, called)
-        best, gain = theory.best_gamma(alpha, cost)
-        yours = float(theory.speed_up(alpha, answer, cost))
-        if yours < gain - 1e-12:
-            hint = " Is speculation always worth it?" if best == 0 else ""
-            wrong(f"For alpha = {alpha} and c = {cost}, gamma = {answer} gives a speed-up of {yours:.3f}; "
-                  f"another gamma gives {gain:.3f}.{hint}")
-    return "The best gamma grows with alpha and falls with c; it is 0 where c exceeds alpha."
+def _emitted(answer, p, q):
+    """The emitted token's distribution: min(p, q) by acceptance, the rest by replacement; and the answer's own sum."""
+    accepted = np.minimum(p, q)
+    return np.append(accepted + (1 - accepted.sum()) * answer, answer.sum())
+
+
+_rng = np.random.default_rng(0)
+_same = _rng.dirichlet(np.ones(5))
+check_replacement_distribution = Exercise(
+    replacement, "Accepted and replaced tokens together follow p, whatever q is: that is the whole trick.",
+    cases=[*((_rng.dirichlet(np.full(v, a)), _rng.dirichlet(np.full(v, b)))
+             for v, a, b in ((3, 1.0, 1.0), (6, 0.3, 0.3), (6, 3.0, 0.2), (50, 0.1, 1.0))),
+           (np.array([0.0, 0.4, 0.6]), np.array([1.0, 0.0, 0.0])), (_same, _same.copy())],
+    judge=_emitted, low=0, high=1 + 1e-9,
+    mistakes={
+        "That is p itself. The tokens to which q gives too much would be emitted too often: take only what q lacks.":
+            lambda p, q: p,
+        "What is left of p when p equals q? Then the sum is zero.":
+            lambda p, q: (rest := np.maximum(p - q, 0)) / rest.sum(),
+        "A distribution sums to 1: divide by the sum.": lambda p, q: np.maximum(p - q, 0),
+        "A probability is not negative: where q is larger than p, nothing is left.": lambda p, q: p - q,
+        "Clip at zero instead of taking absolute values: where q is larger than p, nothing is left.":
+            lambda p, q: abs(p - q) / abs(p - q).sum() if (p != q).any() else p,
+        "p and q are exchanged.":
+            lambda p, q: (rest := np.maximum(q - p, 0)) / rest.sum() if (p != q).any() else p})
+
+
+def choose_gamma(alpha, cost):
+    def speed_up(gamma):
+        return sum(alpha ** j for j in range(gamma + 1)) / (gamma * cost + 1)
+    # in a line: theory.best_gamma(alpha, cost)[0]
+    return max(range(65), key=speed_up)
+
+
+check_choose_gamma = Exercise(
+    choose_gamma, "The best gamma grows with alpha and falls with c. It is 0 exactly where c exceeds alpha: already the "
+    "first drafted token gains alpha tokens for the time of c.",
+    cases=[(0.8, 0.05), (0.6, 0.05), (0.8, 0.1), (0.5, 0.3), (0.9, 0.02), (0.3, 0.4), (0.05, 0.2), (0.0, 0.1),
+           (1.0, 0.1), (1.0, 0.5)],
+    judge=lambda gamma, alpha, cost: theory.speed_up(alpha, gamma, cost), whole=True, low=0, high=64, rtol=1e-12,
+    mistakes={
+        "Is speculation always worth it? Try gamma = 0 as well.":
+            lambda a, c: max(range(1, 65), key=lambda g: theory.speed_up(a, g, c)),
+        "Drafting costs time as well: divide by gamma c + 1.":
+            lambda a, c: max(range(65), key=lambda g: theory.expected_tokens(a, g)),
+        "The target adds a token of its own: count it in the numerator.":
+            lambda a, c: max(range(65), key=lambda g: (theory.expected_tokens(a, g) - 1) / (g * c + 1)),
+        "Does every pair want the same gamma?": lambda a, c: 8,
+        "64 counts, too.": lambda a, c: max(range(64), key=lambda g: theory.speed_up(a, g, c)),
+        "With alpha = 1 the closed formula is 0 / 0: use the sum 1 + alpha + ... instead.":
+            lambda a, c: max(range(65), key=lambda g: (1 - a ** (g + 1)) / (1 - a) / (g * c + 1)),
+        "With alpha = 1 a longer draft is always better as long as c is below 1.":
+            lambda a, c: 0 if a == 1 else theory.best_gamma(a, c)[0]})
+
+
+def accept_reject(p, q, drafted, rng):
+    emitted = []
+    for j, x in enumerate(drafted):
+        if rng.random() * q[j][x] < p[j][x]:
+            emitted.append(x)
+        else:
+            rest = np.maximum(p[j] - q[j], 0)
+            emitted.append(rng.choice(len(rest), p=rest / rest.sum()))
+            return emitted
+    emitted.append(rng.choice(len(p[0]), p=p[len(drafted)]))
+    # the engine does the same for a whole batch at once: spin_core/verify/chain.py
+    return emitted
 
 
 GAMMA, DRAWS = 2, 3000
@@ -62,8 +94,7 @@ P = np.array([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.45, 0.45, 0.1]])
 Q = np.array([[0.2, 0.3, 0.5], [0.4, 0.3, 0.3], [0.1, 0.6, 0.3]])
 
 
-@check
-def check_accept_reject(solution: Callable) -> str:
+def _rules_then_distribution(solution: Callable) -> str:
     """``solution(p, q, drafted, rng)`` is the list of the tokens emitted for a draft; ``p`` has a row more than ``q``.
 
     First its rules one by one, each with a hint; then the distribution of many texts of the made-up language.
@@ -77,12 +108,15 @@ def check_accept_reject(solution: Callable) -> str:
     def emitted(p, q, drafted) -> list[int]:
         answer = ask(loop, np.array(p), np.array(q), drafted, called=called)
         try:
+            whole = all(token == int(token) for token in answer)
             tokens = [int(token) for token in answer]
         except (TypeError, ValueError):
-            wrong(f"{called} should be a list of token ids, it is {said(answer)}.")
+            whole, tokens = False, []
+        if not whole:
+            wrong(f"{called} should be a list of token ids, it is {said(answer)}, a {type(answer).__name__}.")
         if not 1 <= len(tokens) <= len(drafted) + 1 or not all(0 <= t < len(p[0]) for t in tokens):
             wrong(f"{len(drafted)} drafted tokens give 1 to {len(drafted) + 1} emitted ones, ids from 0 to "
-                  f"{len(p[0]) - 1}; yours are {tokens}.")
+                  f"{len(p[0]) - 1}; yours are {said(tokens)}.")
         return tokens
 
     same = [emitted(P, P[:GAMMA], [0, 1]) for _ in range(20)]
@@ -100,14 +134,13 @@ def check_accept_reject(solution: Callable) -> str:
         if tokens[0] == 1 and len(tokens) == 1:
             wrong("Token 1 replaced a rejected token although q gives it as much as p does: replacements are drawn "
                   "from (p - q)+, not from p.")
-    return is_lossless.__wrapped__(solution)
+    return _texts_follow_the_target(solution)
 
 
-@check
-def is_lossless(loop: Callable, draws: int = DRAWS) -> str:
+def _texts_follow_the_target(loop: Callable, draws: int = DRAWS) -> str:
     """Whether texts of three tokens of the made-up language, made with ``loop``, follow the target's distribution.
 
-    ``loop`` is called as in :func:`check_accept_reject`; a text that is too short is continued by plain decoding.
+    ``loop`` is called as in the exercise; a text that is too short is continued by plain decoding.
     """
     rng, counts = np.random.default_rng(1), np.zeros((3, 3, 3))
     for _ in range(draws):
@@ -130,3 +163,7 @@ def is_lossless(loop: Callable, draws: int = DRAWS) -> str:
         wrong(f"BIASED: {found} Token {token} comes first in {first[token]:.2f} of the texts; the target gives it "
               f"{P[0, token]:.2f}.")
     return f"LOSSLESS: {found}"
+
+
+check_accept_reject = Exercise(accept_reject, test=_rules_then_distribution)
+is_lossless = check(_texts_follow_the_target)

@@ -11,7 +11,7 @@ from matplotlib.patches import FancyBboxPatch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from spin_core import theory as formulas
-from spin_core.lab.lessons.l1_speculation.steps import Step
+from spin_core.lab.lessons.l1_speculation.steps import Place, Step
 from spin_core.lab.lessons.look import (
     BLUE, GREEN, GREY, INK, LIGHT, MONO, ORANGE, PURPLE, P_COLOUR, Q_COLOUR, RED, RESIDUAL_COLOUR, SKY, WIDTH,
     apart, canvas, characters, label, look, styled, tint)
@@ -144,12 +144,12 @@ def steps(shown: Sequence[Step], *, title: str = "") -> Figure:
 
 @styled
 def step(shown: Step, place: int, *, title: str = "") -> Figure:
-    """One step, and p, q and the residual (p - q)+ at a place (0-based; the last is the bonus place)."""
+    """One step, and how p and q overlap at a place (0-based; the last is the bonus place)."""
     if not 0 <= place < len(shown.places):
         raise ValueError(f"step: place {place} of {len(shown.places)}; were the distributions recorded?")
     here, size, columns = shown.places[place], 10, characters(10)
-    figure = Figure(figsize=(WIDTH, 4.4))
-    ax = _text_axes(figure, columns, 5.6, (0, 0.69, 1, 0.31))
+    figure = Figure(figsize=(WIDTH, 5.0))
+    ax = _text_axes(figure, columns, 5.6, (0, 0.7, 1, 0.3))
     ax.text(0.4, 0.55, title, size=11, weight="bold", va="center")
     _fate_legend(ax, 1.65, list(FATE_WORDS), 8.5)
     centres = _strip(ax, 3.1, shown, size, columns, before=24)
@@ -158,32 +158,43 @@ def step(shown: Step, place: int, *, title: str = "") -> Figure:
         ax.text(centres[at], 3.95, "▲", ha="center", va="center", size=9, color=INK)
     ax.text(0.4, 5.0, _story(shown, place), size=10, va="center_baseline")
 
-    rows = np.arange(len(here.tokens))
-    names = [label(t) if i < len(rows) - 1 else t for i, t in enumerate(here.tokens)]
-    limit = max([*here.p, *here.q, 0.05]) * 1.18
-    panels = [("p, the target", here.p, P_COLOUR), ("q, the drafter", here.q, Q_COLOUR),
-              ("(p − q)₊, what q leaves", here.residual, RESIDUAL_COLOUR)]
-    for k, (name, values, colour) in enumerate(panels):
-        panel = figure.add_axes((0.135 + k * 0.29, 0.07, 0.265, 0.55))
-        panel.set_title(name, color=INK, fontsize=10.5, pad=5)
-        panel.set(xlim=(0, limit), ylim=(len(rows) - 0.4, -0.6), yticks=rows)
-        panel.grid(axis="y", visible=False)
-        panel.xaxis.set_major_locator(MaxNLocator(4, min_n_ticks=3))
-        panel.set_yticklabels(names if k == 0 else [], family=MONO, fontsize=9.5)
-        if not values or (k == 2 and not here.q):
-            panel.text(0.5, 0.5, "nothing drafted here", transform=panel.transAxes, ha="center", color=GREY)
-            continue
-        panel.barh(rows, values, color=colour, height=0.62)
-        for row, value in zip(rows, values):
-            if value >= 0.0005:
-                panel.text(value + limit * 0.015, row, f"{value:.3f}".lstrip("0"), va="center", size=8.5)
-        if k == 0:
-            for row, tick in enumerate(panel.get_yticklabels()):
-                if row == here.drafted:
-                    tick.set(color="#9A6A00", weight="bold")
-                if row == here.emitted:
-                    tick.set(color=BLUE, weight="bold")
+    _overlap(figure.add_axes((0.07, 0.15, 0.91, 0.49)), here)
     return figure
+
+
+def _overlap(ax: Axes, here: Place) -> None:
+    """p and q as areas over the tokens: what both share is accepted, what q lacks is the residual.
+
+    A drafted token is a point that fell somewhere below q, at the height u q; below p it is accepted.
+    """
+    x, p, residual = np.arange(len(here.tokens)), np.array(here.p), np.array(here.residual)
+    q = np.array(here.q) if here.q else np.zeros(len(p))
+    shared = p - residual
+    top = max([*p, *q, 0.05]) * 1.3
+    edges = np.append(x - 0.5, x[-1] + 0.5)
+    if here.q:
+        ax.bar(x, shared, 1, color=tint(GREEN, 0.55), label=f"min(p, q): accepted, {shared.sum():.0%}")
+        ax.bar(x, residual, 1, bottom=shared, facecolor=tint(RESIDUAL_COLOUR, 0.45), edgecolor=P_COLOUR, hatch="////",
+               linewidth=0, label=f"(p − q)₊: where replacements come from, {residual.sum():.0%}")
+        ax.bar(x, q - shared, 1, bottom=shared, color=tint(Q_COLOUR, 0.35), label="q above p: drafted too often, rejected")
+        ax.stairs(q, edges, color=Q_COLOUR, linewidth=2.2, label="q, the drafter")
+    else:
+        ax.bar(x, p, 1, color=tint(P_COLOUR, 0.25), label="nothing is drafted here: the target draws from p")
+    ax.stairs(p, edges, color=P_COLOUR, linewidth=2.2, label="p, the target")
+    for i, (mine, other) in enumerate(zip(p, q)):
+        if max(mine, other) >= 0.0005:
+            words = f"p {mine:.3f}\nq {other:.3f}" if here.q else f"p {mine:.3f}"
+            ax.text(i, max(mine, other) + 0.01 * top, words, ha="center", va="bottom", size=8, color="#444444")
+    if here.u is not None:
+        ax.plot(here.drafted, here.u * here.q[here.drafted], "o", color=INK, markersize=8, markeredgecolor="white",
+                zorder=6, label="the draft, at height u·q")
+    ax.set_xticks(x, [*map(label, here.tokens[:-1]), here.tokens[-1]], family=MONO, fontsize=9)
+    for i, tick in enumerate(ax.get_xticklabels()):
+        if i in (here.drafted, here.emitted):
+            tick.set(weight="bold", color=P_COLOUR if i == here.emitted else "#9A6A00")
+    ax.set(xlim=(-0.5, x[-1] + 0.5), ylim=(0, top), ylabel="probability")
+    ax.grid(axis="x", visible=False)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.11), ncols=3, fontsize=8.5)
 
 
 def _story(step: Step, place: int) -> str:

@@ -1,45 +1,59 @@
-"""Checks of lesson 5's exercises."""
+"""Lesson 5's exercises: solutions, and how answers are checked."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
-from spin_core.lab.lessons.checking import ask, check, close, few, said, whole, wrong
+from spin_core.lab.lessons.checking import Exercise
 from spin_core.lab.lessons.l5_pipeline.measure import Stage, round_seconds
-from spin_core.pipeline.reference import simulate
 
 
-@check
-def check_finish(solution: Callable) -> str:
-    """``solution(draft, verify)``, seconds per group, is when one round of the pipeline is over."""
-    dice = random.Random(0)
-    cases = [([1.0], [2.0]), ([1.0, 1.0], [1.0, 1.0]), ([2.0, 1.0], [1.0, 3.0])]
-    cases += [([dice.uniform(0.1, 3) for _ in range(n)], [dice.uniform(0.1, 3) for _ in range(n)]) for n in (3, 4, 6)]
-    for draft, verify in cases:
-        answer, right = ask(solution, draft, verify), simulate(draft, verify).seconds
-        if not close(answer, right, 1e-9):
-            hint = ""
-            if close(answer, sum(draft) + sum(verify), 1e-9):
-                hint = " That is taking turns: a group can be verified while the next is drafted."
-            elif close(answer, max(sum(draft), sum(verify)), 1e-9):
-                hint = " The ideal forgets that the first group cannot be verified before it is drafted."
-            wrong(f"For draft = {few(draft, form='.2g')} and verify = {few(verify, form='.2g')} the round is over "
-                  f"after a number of seconds, {right:.3g}; yours is {said(answer)}.{hint}")
-    return "A verification starts when its draft is there and the verification before it is over: the later of the two."
+def finish(draft, verify):
+    drafted = verified = 0
+    for d, v in zip(draft, verify):
+        drafted += d
+        verified = max(drafted, verified) + v
+    return verified
 
 
-@check
-def check_best_count(solution: Callable) -> str:
-    """``solution(draft, verify, fixed, most)`` is the count in 1 .. most with the shortest round, of a pipeline that
-    runs empty at the end of every round."""
-    for draft, verify, fixed in ((1.0, 1.0, 0.0), (1.0, 1.0, 0.05), (1.0, 1.0, 0.2), (1.0, 1.0, 1.0), (0.2, 1.0, 0.1),
-                                 (0.5, 1.0, 0.02), (4.0, 1.0, 0.05)):
-        called = f"best_count({draft}, {verify}, {fixed}, 9)"
-        answer = whole(ask(solution, draft, verify, fixed, 9, called=called), 1, 9, called)
-        rounds = {m: round_seconds(Stage(draft, fixed), Stage(verify, fixed), m, refill=True) for m in range(1, 10)}
-        best = min(rounds, key=rounds.get)
-        if rounds[answer] > rounds[best] * (1 + 1e-6):
-            wrong(f"For draft {draft}, verify {verify} and a fixed share of {fixed}, {answer} micro-batches take "
-                  f"{rounds[answer]:.3f} a round, {best} take {rounds[best]:.3f}.")
-    return "More micro-batches shorten what is not overlapped at both ends; each pays the fixed share again."
+def _drafts_wait(draft, verify):
+    clock = 0
+    for d, v in zip(draft, verify):
+        clock = max(clock, d) + v
+    return clock
+
+
+_dice = random.Random(0)
+check_finish = Exercise(
+    finish, "A verification starts when its draft is there and the verification before it is over: the later of the two.",
+    cases=[([1.0], [2.0]), ([1.0, 1.0], [1.0, 1.0]), ([2.0, 1.0], [1.0, 3.0]), ([1.0, 5.0], [1.0, 1.0]),
+           *(([_dice.uniform(0.1, 3) for _ in range(n)], [_dice.uniform(0.1, 3) for _ in range(n)]) for n in (3, 4, 6))],
+    mistakes={
+        "That is taking turns: a micro-batch can be verified while the next is drafted.": lambda d, v: sum(d) + sum(v),
+        "That is the ideal. It forgets that the first micro-batch cannot be verified before it is drafted.":
+            lambda d, v: max(sum(d), sum(v)),
+        "A verification also waits for its own draft: take the later of the two.": lambda d, v: d[0] + sum(v),
+        "A verification also waits for the one before it: take the later of the two.": lambda d, v: sum(d) + v[-1],
+        "Drafts are made one after another: the second begins when the first is done.": _drafts_wait})
+
+
+def best_count(draft, verify, fixed, most):
+    def seconds(m):
+        d, v = (t * (fixed + (1 - fixed) / m) for t in (draft, verify))
+        return d + (m - 1) * max(d, v) + v
+    # a pipeline that goes on across the borders of rounds takes max(m d, m v, d + v): there two are enough
+    return min(range(1, most + 1), key=seconds)
+
+
+check_best_count = Exercise(
+    best_count, "More micro-batches shorten what is not overlapped at both ends; each pays the fixed share again. Equal "
+    "stages with a fixed share of 5 % need four.",
+    cases=[(d, v, f, 9) for d, v, f in ((1.0, 1.0, 0.0), (1.0, 1.0, 0.05), (1.0, 1.0, 0.2), (1.0, 1.0, 1.0),
+                                        (0.2, 1.0, 0.1), (0.5, 1.0, 0.02), (4.0, 1.0, 0.05))],
+    judge=lambda m, draft, verify, fixed, most: round_seconds(Stage(draft, fixed), Stage(verify, fixed), int(m), True),
+    whole=True, low=1, high=9, rtol=1e-6,
+    mistakes={
+        "With one micro-batch nothing overlaps.": lambda d, v, f, most: 1,
+        "Each micro-batch pays the fixed share again.": lambda d, v, f, most: most if f < 1 else 1,
+        "One micro-batch may be the best.": lambda d, v, f, most: max(2, best_count(d, v, f, most)),
+        "`most` counts, too.": lambda d, v, f, most: best_count(d, v, f, most - 1)})

@@ -1,14 +1,15 @@
-"""Checks of lesson 6's kernels, rung by rung, against plain torch on inputs chosen to find mistakes."""
+"""Lesson 6's exercises, and the checks of its kernels, rung by rung, against plain torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from spin_core.draft.base import Draft
-from spin_core.lab.lessons.checking import ask, check, wrong
+from spin_core.lab.lessons.checking import Exercise, ask, check, wrong
 from spin_core.randomness import ACCEPT, uniform
 from spin_core.request import SamplingParams
 from spin_core.sampling import SamplingBatch
@@ -121,12 +122,62 @@ def check_in_place(rung: Callable, device: str = "cpu") -> str:
     return "Texts, positions and cache lengths are where the next step needs them, on the device."
 
 
-@check
-def check_rows_read(solution: Callable) -> str:
-    """Exercise: ``solution(drafted, accepted)`` is how many rows of logits a request's verdict needs."""
-    for drafted, accepted in ((4, 4), (4, 0), (4, 2), (0, 0), (1, 1), (8, 5)):
-        answer = ask(solution, drafted, accepted, called=f"rows_read({drafted}, {accepted})")
-        if answer != accepted + 1:
-            wrong(f"{drafted} drafted and {accepted} accepted: not {answer} rows. Which row says that "
-                  "a token is rejected, and which one does the bonus come from?")
-    return "The accepted ones and the one that decides: a rejection or the bonus. Never all of them."
+# ---- the exercises
+
+def update(peak, total, x):
+    new = max(peak, x.max())
+    # the old sum was measured against the old peak; against the new one it is exp(peak - new) times as much
+    return new, total * np.exp(peak - new) + np.exp(x - new).sum()
+
+
+_rng = np.random.default_rng(0)
+check_update = Exercise(
+    update, "One reading, any size of logits: exp never sees anything above zero. Rung 1 is this loop on a device.",
+    cases=[(0.5, 3.0, np.array([-1.0, 0.2])), (0.5, 3.0, np.array([2.0, 0.1, 2.0])), (-np.inf, 0.0, _rng.normal(size=5)),
+           (990.0, 2.0, np.array([1000.0, 999.0])), (1000.0, 2.0, np.array([-1000.0]))],
+    mistakes={
+        "The old total was measured against the old peak: when the peak rises by d, it shrinks by exp(-d).":
+            lambda peak, total, x: ((new := max(peak, x.max())), total + np.exp(x - new).sum()),
+        "Measure the new logits against the new peak as well.":
+            lambda peak, total, x: ((new := max(peak, x.max())), total * np.exp(peak - new) + np.exp(x - peak).sum()),
+        "The peak is the largest logit of *all* blocks so far.":
+            lambda peak, total, x: (x.max(), total * np.exp(peak - x.max()) + np.exp(x - x.max()).sum()),
+        "That is exp of the logits themselves: it overflows at 710. Subtract the peak first.":
+            lambda peak, total, x: (max(peak, x.max()), total + np.exp(x).sum()),
+        "The sign of the correction is wrong: the total shrinks when the peak rises.":
+            lambda peak, total, x: ((new := max(peak, x.max())), total * np.exp(new - peak) + np.exp(x - new).sum())})
+
+
+def race(weights, noise):
+    # log(weights) - log(noise) has its largest value there: Gumbel-max sampling
+    with np.errstate(divide="ignore"):
+        return int(np.argmin(noise / weights))
+
+
+_noise = _rng.exponential(size=(6, 5))
+check_race = Exercise(
+    race, "No sum, no sort: a column of weight zero needs forever, and the others win in proportion to their weights.",
+    cases=[(np.array(w, float), e) for w, e in zip(([1, 2, 3, 4, 5], [0, 0, .2, .1, 0], [9, 1, 1, 1, 1], [.01] * 5,
+                                                    [0, 0, 0, .5, 0], [3, .1, 0, 5, .2]), _noise)],
+    whole=True, low=0,
+    mistakes={
+        "That is the likeliest column: a draw must be random.": lambda w, e: int(np.argmax(w)),
+        "A larger weight should make a column faster: divide the noise by it.": lambda w, e: int(np.argmin(e * w)),
+        "The fastest column wins: the smallest time.":
+            lambda w, e: int(np.argmax(np.where(w > 0, e / np.where(w > 0, w, 1), -1))),
+        "The weights do not matter in yours.": lambda w, e: int(np.argmin(e)),
+        "That is the time of the winner: return its column.": lambda w, e: np.min(e / w)})
+
+
+def rows_read(drafted, accepted):
+    return accepted + 1
+
+
+check_rows_read = Exercise(
+    rows_read, "The accepted ones and the one that decides: a rejection or the bonus. Never all of them.",
+    cases=[(4, 0), (4, 2), (4, 4), (0, 0), (1, 1), (8, 5)], whole=True, low=0,
+    mistakes={
+        "Rows behind a rejection cannot change the verdict.": lambda drafted, accepted: drafted + 1,
+        "One more row decides: that of the rejected token, or the bonus row.": lambda drafted, accepted: accepted,
+        "If all are accepted, the bonus token comes from one row more.":
+            lambda drafted, accepted: min(accepted + 1, drafted)})

@@ -1,0 +1,167 @@
+"""A student's score without nbgrader: ``python -m spin_core grade my_lessons/``.
+
+Of a student's notebook only the exercises run: the lesson's imports, the cells that the student added, the exercise's
+cell, and the check as the *lesson* has it. That happens in a process of its own, so that an answer which hangs or ends
+the process costs its own points only. Run only notebooks that you would open yourself: they are programs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import io
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from spin_core.files import save_json
+from spin_core.lab.lessons.solutions import graded, source
+from spin_core.lab.reproduce import ROOT
+
+START_SECONDS = 120         # for the lesson's imports
+
+
+@dataclass
+class Score:
+    """The result of one exercise: ``status`` is "right", "wrong" or "open"."""
+
+    lesson: str
+    exercise: str
+    status: str
+    points: float
+    most: float
+    message: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("where", nargs="+", type=Path, help="a folder of lessons, or notebooks")
+    parser.add_argument("--seconds", type=float, default=30, help="at most so long for an exercise (default 30)")
+    parser.add_argument("--json", metavar="OUT", help="write the scores here")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the score of every notebook, and the sum."""
+    paths = [path for where in args.where
+             for path in (sorted(where.glob("*.ipynb")) if where.is_dir() else [where])]
+    paths = [path for path in paths if (ROOT / "notebooks" / path.name).exists()]
+    if not paths:
+        raise ValueError(f"no lessons in {', '.join(map(str, args.where))}")
+    scores: list[Score] = []
+    for path in paths:
+        found = grade(path, args.seconds)
+        scores += found
+        if found:
+            print(f"{path}: {_points(found)}")
+        for score in found:
+            print(f"  {dict(right='✔', wrong='✘', open='○')[score.status]} {score.exercise}: "
+                  f"{score.points:g} of {score.most:g}. {score.message if score.status != 'right' else ''}".rstrip())
+    print(f"{_points(scores)} points")
+    if args.json:
+        save_json(args.json, {"scores": [asdict(score) for score in scores]})
+    return 0
+
+
+def _points(scores: Sequence[Score]) -> str:
+    return f"{sum(s.points for s in scores):g} of {sum(s.most for s in scores):g}"
+
+
+def grade(path: Path, seconds: float = 30) -> list[Score]:
+    """The score of each exercise of a student's notebook; the lesson is the one of the same name.
+
+    Unreadable notebooks and missing cells count as wrong. An exercise gets ``seconds``, after which its process is
+    killed and the next exercise starts in another one.
+    """
+    lesson = json.loads((ROOT / "notebooks" / path.name).read_text())
+    tasks = [(task["metadata"]["nbgrader"]["grade_id"], check["metadata"]["nbgrader"]["points"])
+             for task, check in graded(lesson)]
+    answers: dict[str, dict] = {}
+    while waiting := [name for name, _ in tasks if name not in answers]:
+        for name, answer in _in_a_process(path, waiting, seconds):
+            answers[name] = answer
+    return [Score(path.stem, name, answers[name]["status"], points if answers[name]["status"] == "right" else 0, points,
+                  answers[name]["message"]) for name, points in tasks]
+
+
+def _in_a_process(path: Path, names: Sequence[str], seconds: float) -> Iterator[tuple[str, dict]]:
+    """Answers to the exercises in their order, until the process has ended or was killed; at least one."""
+    process = subprocess.Popen([sys.executable, "-m", __name__, str(path), *names], text=True, cwd=path.parent,
+                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    late = threading.Event()
+
+    def line(limit: float) -> str:
+        timer = threading.Timer(limit, lambda: (late.set(), process.kill()))
+        timer.start()
+        try:
+            return process.stdout.readline()
+        finally:
+            timer.cancel()
+
+    try:
+        ready = line(START_SECONDS)
+        for name in names:
+            said = ready and line(seconds)
+            if not said.endswith("\n"):
+                why = f"no answer within {seconds:g} s" if late.is_set() else "the answer ended the process"
+                yield name, {"status": "wrong", "message": f"{why}." if ready else "The notebook cannot be run."}
+                return
+            yield name, json.loads(said)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _answer(path: str, names: Sequence[str]) -> None:
+    """In the process: a line when the lesson's imports are done, then a line of JSON for each exercise."""
+    out, sys.stdout = sys.stdout, io.StringIO()         # whatever the student prints is dropped
+    lesson = json.loads((ROOT / "notebooks" / Path(path).name).read_text())
+    checks = {task["metadata"]["nbgrader"]["grade_id"]: source(check) for task, check in graded(lesson)}
+    theirs, added, broken = {}, [], "The exercise's cell is missing."
+    try:
+        cells = [cell for cell in json.loads(Path(path).read_text())["cells"] if cell["cell_type"] == "code"]
+        theirs = {cell["metadata"]["nbgrader"]["grade_id"]: source(cell) for cell in cells
+                  if "nbgrader" in cell["metadata"]}
+        known = {cell["id"] for cell in lesson["cells"]}
+        added = [source(cell) for cell in cells if cell.get("id") not in known]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        broken = f"The notebook cannot be read ({type(error).__name__}: {error})."
+    space = _imports(lesson, " ".join([*checks.values(), *theirs.values(), *added]))
+    print("ready", file=out, flush=True)
+    for name in names:
+        answer = _check(theirs[name], checks[name], added, space) if name in theirs else {"status": "wrong",
+                                                                                         "message": broken}
+        print(json.dumps(answer), file=out, flush=True)
+
+
+def _imports(lesson: dict, text: str) -> dict:
+    """The namespace of a lesson: what its cells import, as far as ``text`` mentions it (the models take seconds)."""
+    space: dict = {"__name__": "__main__"}
+    for cell in lesson["cells"]:
+        if cell["cell_type"] == "code":
+            for node in ast.walk(ast.parse(source(cell))):
+                if isinstance(node, (ast.Import, ast.ImportFrom)):
+                    node.names = [alias for alias in node.names if (alias.asname or alias.name) in text]
+                    if node.names:
+                        exec(compile(ast.Module([node], []), "imports", "exec"), space)
+    return space
+
+
+def _check(task: str, check: str, added: Sequence[str], space: dict) -> dict:
+    """The verdict on one exercise: status and message."""
+    for text in added:                                  # helpers; what needs the rest of the lesson fails, and may
+        with contextlib.suppress(Exception):
+            exec(text, space)
+    try:
+        exec(task, space)
+        answer = eval(check, space)
+        return {"status": answer.status, "message": answer.message}
+    except BaseException as error:                      # SystemExit as well
+        return {"status": "wrong", "message": f"The cell raised {type(error).__name__}: {error}"}
+
+
+if __name__ == "__main__":
+    _answer(sys.argv[1], sys.argv[2:])

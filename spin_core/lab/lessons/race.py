@@ -1,0 +1,163 @@
+"""The race: the same answer by plain decoding, by one drafter and by SPIN, on one clock, as it was recorded or now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from ipywidgets import HTML, Button, HBox, Layout, Output, VBox
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from spin_core.lab.bench import race as bench
+from spin_core.lab.lessons import look, pages
+from spin_core.lab.lessons.panel import Work
+from spin_core.lab.lessons.show import folder
+from spin_core.lab.lessons.stored import Stored, stored
+from spin_core.lab.results import figures
+
+TWO, THREE = (bench.PLAIN, bench.ONE), (bench.PLAIN, bench.ONE, bench.SPIN)
+KINDS = {"accepted": look.GREEN, "own": look.SKY, "drafted": look.ORANGE}
+FRAMES = 20             # of the animated picture
+TASK = "Before you press play: in which words will the drafter fall behind? And where does a step bring five tokens?"
+
+
+def recorded(directory: str | Path | None = None) -> Stored:
+    """The newest race that ``bench race`` left in figures/data. Raises ValueError where there is none."""
+    found = sorted(stored("race", directory=directory), key=lambda one: one.origin.get("date") or "")
+    if not found:
+        raise ValueError("no race is stored: python -m spin_core bench race --json figures/data/MACHINE/race.json")
+    return found[-1]
+
+
+def lanes(rows: Sequence[dict], names: Sequence[str] = TWO) -> list[dict]:
+    """The lanes ``names`` of a recorded race: each its steps, its drafters and its seconds."""
+    out = []
+    for name in names:
+        steps = [row for row in rows if row["lane"] == name]
+        if not steps:
+            raise ValueError(f"the race has no lane {name!r}")
+        used = [d for d in dict.fromkeys(row["drafter"] for row in steps) if d != "none"]
+        out.append({"name": name, "about": ", ".join(used), "steps": steps,
+                    "seconds": float(sum(row["seconds"] for row in steps)),
+                    "tokens": sum(len(row["emitted"]) for row in steps)})
+    return out
+
+
+def finding(these: Sequence[dict]) -> str:
+    """The result in a sentence."""
+    plain, *others = these
+    told = " and ".join(f"{plain['seconds'] / lane['seconds']:.2f} times as fast with {lane['name']}" for lane in others)
+    return f"The same {plain['tokens']} tokens in {plain['seconds']:.1f} s by plain decoding, {told}"
+
+
+def _about(found: Stored) -> str:
+    where = found.origin.get("gpu") or found.origin.get("cpu") or found.machine
+    return f"measured on {where}, {found.origin.get('threads')} threads, {(found.origin.get('date') or '')[:10]}"
+
+
+def show(names: Sequence[str] = TWO, *, save: str | None = None, directory: str | Path | None = None) -> None:
+    """Display the recorded race as a page, and as an animated picture where scripts do not run.
+
+    ``save``: also keep its last picture as the figure of that name.
+    """
+    found = recorded()
+    these = lanes(found.rows, names)
+    if save:
+        figures.save(save, picture(these), [dict(
+            label=f"{lane['name']}, tokens by seconds", kind="measured", provenance=found.origin,
+            x=np.cumsum([s["seconds"] for s in lane["steps"]]), y=np.cumsum([len(s["emitted"]) for s in lane["steps"]]))
+            for lane in these], caption=f"{finding(these)}. Coloured: drafted and accepted, and the target's own tokens.",
+            directory=directory or folder())
+    end = max(lane["seconds"] for lane in these)
+    moving = pages.animated([picture(these, at) for at in np.linspace(0.04, 1, FRAMES) * end], min(12.0, max(5.0, end)))
+    pages.show_page("race", dict(lanes=these, title=finding(these), about=_about(found), task=TASK), moving,
+                    finding(these))
+
+
+@look.styled
+def picture(these: Sequence[dict], now: float | None = None) -> Figure:
+    """The lanes after ``now`` seconds; None: at the end."""
+    end = max(lane["seconds"] for lane in these)
+    now = end if now is None else now
+    size = 9.5
+    columns = int(look.characters(size, 0.98 * look.WIDTH)) - 1
+    lines = 1 + max(len(_wrap([(t, "") for s in lane["steps"] for t in s["emitted"]], columns)) for lane in these)
+    figure = Figure(figsize=(look.WIDTH, 0.24 * (2.2 + len(these) * (lines + 1))))
+    ax = figure.add_axes((0.01, 0, 0.98, 1))
+    ax.set(xlim=(0, columns), ylim=(2.2 + len(these) * (lines + 1), 0))
+    ax.axis("off")
+    if now >= end:
+        ax.text(0, 0.8, finding(these), weight="bold", size=11, va="center")
+    else:
+        ax.text(0, 0.8, f"{now:.1f} s", weight="bold", size=11, va="center")
+    x = 12
+    for kind, word in (("accepted", "drafted, accepted"), ("own", "the target's own"), ("drafted", "being verified")):
+        if now < end:
+            ax.text(x, 0.8, word, size=9, va="center", bbox=dict(facecolor=look.tint(KINDS[kind], 0.4), edgecolor="none", pad=2))
+            x += len(word) + 4
+    for row, lane in enumerate(these):
+        _lane(ax, lane, now, 2.2 + row * (lines + 1), columns, size)
+    return figure
+
+
+def _lane(ax, lane: dict, now: float, y: float, columns: int, size: float) -> None:
+    clock, pieces, tokens, passes = 0.0, [], 0, 0
+    for step in lane["steps"]:
+        if clock + step["seconds"] > now + 1e-9:
+            if now < lane["seconds"]:
+                pieces += [(t, "drafted") for t in step["drafted"]]
+            break
+        clock += step["seconds"]
+        tokens, passes = tokens + len(step["emitted"]), passes + 1
+        pieces += [(t, "accepted" if i < step["accepted"] else "own") for i, t in enumerate(step["emitted"])]
+    done = f", done after {lane['seconds']:.2f} s" if passes == len(lane["steps"]) else ""
+    ax.text(0, y + 0.5, lane["name"], weight="bold", size=10, va="center")
+    ax.text(15, y + 0.5, f"{tokens} tokens, {passes} target passes{done}", size=9.5, va="center")
+    ax.text(columns, y + 0.5, lane["about"], size=8.5, va="center", ha="right", color=look.GREY)
+    for line, words in enumerate(_wrap(pieces, columns)):
+        x = 0
+        for piece, kind in words:
+            if kind and piece.strip():
+                ax.add_patch(Rectangle((x, y + 1.2 + line), len(piece), 0.82, linewidth=0,
+                                       facecolor=look.tint(KINDS[kind], 0.36)))
+            ax.text(x, y + 1.62 + line, piece.replace("$", r"$"), family=look.MONO, size=size, va="center_baseline",
+                    weight="bold" if kind == "own" else "normal")
+            x += len(piece)
+
+
+def _wrap(pieces: Sequence[tuple[str, str]], columns: int) -> list[list[tuple[str, str]]]:
+    """Pieces of text in lines of so many characters, a token unbroken; line ends are shown as a sign."""
+    out, room = [[]], columns
+    for text, kind in pieces:
+        text = text.replace("\n", "↵")[:columns]
+        if len(text) > room:
+            text, room = text.removeprefix(" "), columns
+            out.append([])
+        out[-1].append((text, kind))
+        room -= len(text)
+    return out
+
+
+def live(family, names: Sequence[str] = TWO, *, tokens: int = 32) -> VBox:
+    """A button that runs the race on this machine; the page of the new race appears below it."""
+    out, sign = Output(), HTML("")
+    start = Button(description="race now, on this machine", icon="play", layout=Layout(width="auto"),
+                   tooltip=f"serves the prompt three times, {tokens} tokens each, in turns")
+    stop = Button(description="stop", icon="stop", disabled=True, layout=Layout(width="auto"), tooltip="end the race early")
+
+    def race(work: Work) -> None:
+        asked, others = bench.prompts()
+        rows = bench.record(family, asked.messages, others, tokens=tokens, say=work.say)
+        if work.stopped:
+            work.say("stopped")
+            return
+        these = lanes(rows, names)
+        shown = pages.page("race", dict(lanes=these, title=finding(these), about="measured here, just now", task=TASK))
+        out.outputs = ()
+        out.append_display_data(shown)
+        work.say("done")
+
+    Work(race, start, stop, sign)
+    return VBox([HBox([start, stop, sign], layout=Layout(align_items="center")), out])
