@@ -74,7 +74,7 @@ function draw() {
 }
 function run(on) {
   if (on && now >= end) now = 0;
-  playing = on; play.textContent = on ? "⏸ pause" : "▶ play"; last = performance.now();
+  playing = on; play.textContent = on ? "pause" : "▶ play"; last = performance.now();
   if (on) requestAnimationFrame(tick);
 }
 function tick(at) {
