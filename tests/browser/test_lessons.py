@@ -147,6 +147,7 @@ def screenshots(page, folder: Path, name: str) -> None:
         height = page.execute_script("return Math.max(...[...document.querySelectorAll('.jp-Notebook, .jp-WindowedPanel-viewport')]"
                                      ".map(e => e.scrollHeight))")
         page.set_window_size(width, min(int(height) + 200, 16_000))
+        page.execute_script("document.querySelectorAll('.jp-WindowedPanel-outer').forEach(e => { e.scrollTop = 0; })")
         time.sleep(1)
         page.save_screenshot(folder / f"{name}_{width}.png")
         cut = page.execute_script("""
