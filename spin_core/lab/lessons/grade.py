@@ -89,7 +89,7 @@ def grade(path: Path, seconds: float = 30) -> list[Score]:
 
 def _in_a_process(path: Path, names: Sequence[str], seconds: float) -> Iterator[tuple[str, dict]]:
     """Answers to the exercises in their order, until the process has ended or was killed; at least one."""
-    process = subprocess.Popen([sys.executable, "-m", __name__, str(path.resolve()), *names], text=True, cwd=path.parent,
+    process = subprocess.Popen([sys.executable, "-m", __name__, str(path.resolve()), *names], cwd=path.parent, text=True,
                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     late = threading.Event()
 

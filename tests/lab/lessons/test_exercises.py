@@ -1,4 +1,4 @@
-"""The lessons' exercises: every typical mistake is caught with its own hint, and solutions are in step with the lessons."""
+"""The lessons' exercises: every typical mistake is caught with its own hint; solutions are in step with the lessons."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ WRONG_LOOPS = {
     "no bonus": (lambda *given: accept_reject(*given)[:len(given[2])], "one more token"),
     "a number": (lambda *given: 3, "list of token ids"),
     "fractions": (lambda *given: [x + .5 for x in accept_reject(*given)], "list of token ids"),
-    "changes the draft": (lambda p, q, drafted, rng: drafted.append(0) or accept_reject(p, q, drafted[:-1], rng), "inputs"),
+    "changes the draft": (lambda p, q, draft, rng: draft.append(0) or accept_reject(p, q, draft[:-1], rng), "inputs"),
 }
 
 
