@@ -338,13 +338,8 @@ def acceptance_by_position(counts: Mapping[str, Counts], *, here: Mapping[str, C
 
 @styled
 def acceptance_by_request(values: Mapping[str, Sequence[float]], groups: Sequence[str], *,
-<<<<<<< HEAD
                           ylabel: str = "tokens per verification") -> Figure:
-    """One column per request, one mark per drafter; the best of each request is filled.
-=======
-                          ylabel: str = "tokens per target pass") -> Figure:
     """One column per request, sorted: the range over all drafters, and the mark of its best drafter.
->>>>>>> main
 
     ``values[drafter][i]`` belongs to request i, ``groups[i]`` names its workload: a panel each, titled with the drafters
     that are the best for most of its requests.
@@ -429,13 +424,8 @@ def theory(alpha: float, cost: float, *, gammas: int = 12) -> Figure:
         left.axhline(1 / (1 - alpha), color=GREY, linestyle=":", linewidth=1.2)
         left.annotate(f"limit 1 / (1 − α) = {1 / (1 - alpha):.2f}", (gammas, 1 / (1 - alpha)), (0, 6),
                       ha="right", textcoords="offset points", size=9, color="#555555")
-<<<<<<< HEAD
     left.set(xlabel="γ, drafted tokens per step", ylabel="tokens per verification",
-             ylim=(0, tokens.max() * 1.3))
-=======
-    left.set(xlabel="γ, drafted tokens per step", ylabel="tokens per target pass",
              ylim=(0, max(6, tokens.max() * 1.2)))
->>>>>>> main
     left.set_title(f"Expected tokens, α = {alpha:.2f}")
     right.plot(x, gain, "o-", color=GREEN, markeredgecolor="white")
     right.axhline(1, color=GREY, linewidth=1, linestyle=":")
