@@ -51,7 +51,7 @@ class Spin(Greedy):
             raise ValueError(f"spin: prior must not be negative and memory positive; got {prior} and {memory}")
         self.epochs, self.prior, self.keep = Epochs(explore, first, growth), prior, np.exp(-1 / memory)
         self.shorten, self.drafters = shorten, len(self.arms) - 1
-        self.own_devices, self.step = own_devices, AffineCost()
+        self.own_devices, self.step, self.goodput = own_devices, AffineCost(), 0.0
         self.passes = [AffineCost() for _ in self.arms]         # seconds of a drafter's passes in a step, by requests
         self.totals = np.zeros((5, len(self.arms)))     # pooled: steps, tokens, own seconds, tested, drafted
 
@@ -72,16 +72,16 @@ class Spin(Greedy):
         rates, price = self.rates(views), self._price(views)
         known = np.where(np.isinf(rates), 0, rates)
         if self.own_devices and np.isfinite(rates[:, self.open]).all():
-            weights = self._together(views)
+            weights = self._together(views, price)
         else:
             weights = untried_first(np.where(np.isinf(rates), rates, known / (1 + known * price)), self.rng)
         if self.epochs.tick(math.ceil(self.drafters / len(views))):
             steps = self.ledger.steps[self.ledger.rows(v.request for v in views)]
             drawn = drawn_first(weights, steps, self.none, self.rng)
-            return np.where(self._affordable(price, self.ledger.common_rate(len(views))), drawn, weights)
+            return np.where(self._affordable(price, self.goodput if self.own_devices and self.goodput else self.ledger.common_rate(len(views))), drawn, weights)
         return weights
 
-    def _together(self, views: Sequence[RequestView]) -> ndarray:
+    def _together(self, views: Sequence[RequestView], price: ndarray) -> ndarray:
         """Expected tokens of a step ``[B, arms]``, with the drafters that the batch had better do without below.
 
         If each request took the drafter with the most tokens per second *of its own share*, a drafter shared by many
@@ -94,6 +94,7 @@ class Spin(Greedy):
         steps, tokens = self._prior()[:2]
         expected = (self.ledger.tokens[rows] + tokens) / np.maximum(self.ledger.steps[rows] + steps, 1e-9)
         expected[:, self.none] = 1.0
+        expected /= 1 + self.goodput * price
         seconds = np.array([cost(len(views)) for cost in self.passes])
         best, chosen = -1.0, seconds <= 0
         for limit in np.unique(seconds[self.open]):
@@ -105,6 +106,7 @@ class Spin(Greedy):
             rate = tokens.max(1).sum() / max(slowest + self.step(len(views) + drafted), 1e-12)
             if rate > best:
                 best, chosen = rate, allowed
+        self.goodput = best
         return expected - np.where(chosen, 0, np.ptp(expected) + 1)
 
     def _affordable(self, price: ndarray, plain: float) -> ndarray:
