@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from spin_core.draft import Drafter, FedLlama
+from spin_core.draft import Drafter, Eagle3Llama, FedLlama
 from spin_core.engine import Engine
 from spin_core.request import Request
+from spin_core.zoo.fed import LAST
 
 VOCAB = 41
 STOP = 3
@@ -113,14 +114,59 @@ def family(dtype: torch.dtype = torch.float64) -> TinyFamily:
     return TinyFamily(target, {d.name: d for d in drafters})
 
 
-def fed_family() -> TinyFamily:
+def fed_family(layers_read: tuple[int, ...] = (LAST,)) -> TinyFamily:
     """A target whose only drafter, "fed", reads its states."""
     target = llama()
-    model = FedLlama(target.config).to(torch.float64).eval()
+    config = LlamaConfig(**target.config.to_dict())
+    config.layers_read = layers_read
+    model = FedLlama(config).to(torch.float64).eval()
     generator, known = torch.Generator().manual_seed(3), target.state_dict()
     model.load_state_dict(known | {name: 0.05 * torch.randn(weight.shape, dtype=weight.dtype, generator=generator)
                                    for name, weight in model.state_dict().items() if name not in known})
     return TinyFamily(target, {"fed": TinyDrafter("fed", model)})
+
+
+HEAD_PROMPTS = [[5, 6, 7, 8], [11, 2, 30, 4], [3, 1, 4, 1]]
+
+
+@lru_cache
+def head_family() -> TinyFamily:
+    """A target whose only drafter, "head", is an EAGLE-3 head over two thirds of the ids, fitted to the target's greedy
+    texts behind HEAD_PROMPTS. Shared between tests; not to be changed."""
+    from spin_core.lab.distill.unroll import unroll
+
+    target = llama(layers=3)
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.tensor([i for i in range(VOCAB) if i % 3 != 1])
+    config = LlamaConfig(**target.config.to_dict() | {"num_hidden_layers": 1, "vocab_size": len(ids)})
+    config.layers_read = (0, 1, 3)
+    model = Eagle3Llama(config).to(torch.float64).eval()
+    model.model.embed_tokens = target.model.embed_tokens
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1 and weight is not target.model.embed_tokens.weight:
+                weight.copy_(0.1 * torch.randn(weight.shape, generator=generator, dtype=torch.float64))
+    model.lm_head.weight = nn.Parameter(target.lm_head.weight.detach()[ids].clone(), requires_grad=False)
+    model.model.embed_tokens.requires_grad_(False)
+    tokens = torch.tensor(HEAD_PROMPTS)
+    with torch.no_grad():
+        for _ in range(24):
+            tokens = torch.cat([tokens, target(tokens).logits[:, -1:].argmax(-1)], 1)
+        inner = target.model(tokens, output_hidden_states=True).hidden_states
+        kept: list[Tensor] = []
+        hook = target.model.norm.register_forward_pre_hook(lambda module, args: kept.append(args[0]))
+        logits_ = target(tokens).logits
+        hook.remove()
+        states, goal = torch.cat([inner[0], inner[1], kept[0]], -1), logits_[..., ids].softmax(-1)
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], 1e-2)
+    for _ in range(100):
+        loss = sum(-(goal * model.lm_head(body).log_softmax(-1)).sum(-1)[:, 3:].mean()
+                   for body in unroll(model, tokens, states, 3))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.requires_grad_(False)
+    return TinyFamily(target, {"head": TinyDrafter("head", model, ids)})
 
 
 DRAFTERS = ["near", "subset", "other", "same", "short", "ngram", "none"]

@@ -14,8 +14,9 @@ from spin_core.draft.ngram import NgramDrafter
 from spin_core.draft.table import TableDrafter
 from spin_core.draft.tree import Tree
 from spin_core.draft.trees import TreeDrafter
-from spin_core.zoo.fed import FedLlama
+from spin_core.zoo.eagle3 import Eagle3Llama
+from spin_core.zoo.fed import FedLlama, FedModel
 from spin_core.zoo.table import DraftTable
 
-__all__ = ["CaughtUp", "CompositeDrafter", "Draft", "DraftTable", "Drafter", "FedDrafter", "FedLlama", "ModelDrafter",
-           "NgramDrafter", "NullDrafter", "TableDrafter", "Tree", "TreeDrafter"]
+__all__ = ["CaughtUp", "CompositeDrafter", "Draft", "DraftTable", "Drafter", "Eagle3Llama", "FedDrafter", "FedLlama",
+           "FedModel", "ModelDrafter", "NgramDrafter", "NullDrafter", "TableDrafter", "Tree", "TreeDrafter"]

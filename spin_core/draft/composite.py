@@ -74,7 +74,7 @@ def _either(lookup: CaughtUp, fallback: CaughtUp) -> CaughtUp:
 
 
 def from_name(name: str, context: BuildContext) -> Drafter | None:
-    """FIRST+REST."""
+    """The composition that a ``name`` FIRST+REST stands for, else None."""
     first, plus, rest = name.partition("+")
     if plus and rest.startswith(TREE):
         raise ValueError(f"{name!r}: a composition is of chains; what {first} finds can be merged into the tree, as "

@@ -13,11 +13,11 @@ from spin_core.draft.model import ModelDrafter
 from spin_core.kv.ring import Window
 from spin_core.request import Request
 from spin_core.runtime import ModelRunner
-from spin_core.zoo.fed import is_fed
+from spin_core.zoo.fed import LAST, is_fed
 
 
 class FedDrafter(ModelDrafter):
-    """Drafts with a :class:`spin_core.zoo.fed.FedLlama` on the states that ``target``, the engine's runner, keeps.
+    """Drafts with a :class:`spin_core.zoo.fed.FedModel` on the states that ``target``, the engine's runner, keeps.
 
     Behind the verified text it reads states of its own, so those entries of its cache are only good for one draft;
     the tokens among them that get accepted are read again, on the target's states, together with the next ones. It
@@ -29,11 +29,16 @@ class FedDrafter(ModelDrafter):
                  window: Window | None = None) -> None:
         super().__init__(source, slots, max_len, vocab_size, keep_states=True, window=window)
         self.target = target
+        self.first = source.model.first
+        # the last state stands first in the target's states, then the inputs of layers
+        width = source.model.config.hidden_size
+        places = [0 if layer == LAST else 1 + target.keep_layers.index(layer) for layer in source.model.layers_read]
+        self.columns = [column for place in places for column in range(place * width, (place + 1) * width)]
 
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
         draft = super().propose(requests, [count if self.drafts_for(r) else 0 for r, count in zip(requests, counts)])
         for request in requests:
-            self.runner.cache.truncate(request.slot, request.length)
+            self.rollback(request.slot, request.length)
         return draft
 
     def drafts_for(self, request: Request) -> bool:
@@ -54,21 +59,23 @@ class FedDrafter(ModelDrafter):
         """The states before each of ``counts[b]`` tokens: the target's, or behind its text the drafter's own."""
         before = []
         for slot, count in zip(slots, counts):
-            start, known = self.runner.cache.lengths[slot], self.target.cache.lengths[slot]
-            own = start > known         # drafting: what precedes is a drafted token
-            source = self.runner.states[slot] if own else self.target.states[slot]
-            if start == 0:
-                before += [torch.zeros_like(source[:1]), source[:count - 1]]
-            else:
-                before.append(source[start - 1:start - 1 + count])
-        return {"states": torch.cat([b.to(self.runner.device) for b in before])[None]}
+            start, known = self.begin(slot), self.target.cache.lengths[slot]
+            if start > known:           # drafting: what precedes is a drafted token
+                entry = start - 1 - self.first
+                before.append(self.runner.states[slot, entry:entry + count])
+                continue
+            states = self.target.states[slot, max(start - 1, 0):start - 1 + count, self.columns]
+            states = self.runner.model.fed(states.to(self.runner.device))
+            before += [states] if start else [states.new_zeros(1, states.shape[1]), states]
+        return {"states": torch.cat(before)[None]}
 
     def _extra_node_inputs(self, slots: list[int], parents: list[list[int]]) -> dict[str, Tensor]:
         """The drafter's own states at the parents: all of a tree is drafted."""
-        return {"states": torch.cat([self.runner.states[slot, entries] for slot, entries in zip(slots, parents)])[None]}
+        return {"states": torch.cat([self.runner.states[slot, [entry - self.first for entry in entries]]
+                                      for slot, entries in zip(slots, parents)])[None]}
 
 
 def from_name(name: str, context: BuildContext) -> Drafter | None:
-    """The name of a fed model of the family."""
+    """The drafter of a fed model of the family, if ``name`` is one's, else None."""
     source = context.family.drafters.get(name)
     return FedDrafter(source, *context.size, context.target) if is_fed(source) else None

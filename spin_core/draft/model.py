@@ -25,8 +25,11 @@ class ModelDrafter(Drafter):
     requests draw from q under their own temperature and filters, and hand exactly that q to the verifier; greedy
     requests propose the argmax, which is one-hot. ``window``: what its attention sees and its cache holds; None means
     the window that it was trained with, or all of the text. With a window it drafts at most ``AHEAD`` tokens.
+    ``first``: how many tokens at the start of each text it never reads; entry i of its cache is token ``first + i``.
     :func:`spin_core.draft.reference.draft` is the same for one request, in ten lines.
     """
+
+    first = 0
 
     def __init__(self, source, slots: int, max_len: int, vocab_size: int | None = None,
                  keep_states: bool = False, window: Window | None = None) -> None:
@@ -66,27 +69,31 @@ class ModelDrafter(Drafter):
                                          **self._extra_inputs(slots, ones))
         return self._pack(drafted, drawn_from)
 
+    def begin(self, slot: int) -> int:
+        """How many tokens of the text in ``slot`` lie before those it reads next."""
+        return self.first + self.runner.cache.lengths[slot]
+
     def rollback(self, slot: int, length: int) -> None:
-        self.runner.cache.truncate(slot, length)
+        self.runner.cache.truncate(slot, max(0, length - self.first))
 
     def missing(self, request: Request) -> int:
         if request.length > self.max_context:
             return 0                        # it cannot read this text any more, and will not draft
-        return max(0, request.length - 1 - self.runner.cache.lengths[request.slot])
+        return max(0, request.length - 1 - self.begin(request.slot))
 
     def catch_up(self, requests: list[Request], stopped: Callable[[], bool] = never_stopped) -> list[CaughtUp]:
         """One pass over the missing text of all requests together, or one for every CHUNK tokens of it.
 
         The last token stays unread: a draft needs its logits, and reads it.
         """
-        out = [CaughtUp(0, max(len(r.prompt_ids), self.runner.cache.lengths[r.slot] + 1)) for r in requests]
+        out = [CaughtUp(0, max(len(r.prompt_ids), self.begin(r.slot) + 1)) for r in requests]
         while not stopped():
             slots, counts, tokens, rows, wanted, readers = [], [], [], [], [], []
             for request, found in zip(requests, out):
                 count = min(self.missing(request), CHUNK - len(tokens))
                 if count <= 0:
                     continue
-                start = self.runner.cache.lengths[request.slot]
+                start = self.begin(request.slot)
                 ahead = request.tail(start)[:count + 1]     # behind token i stands token i + 1
                 scored = range(max(start, len(request.prompt_ids) - 1), start + count)
                 rows += [len(tokens) + i - start for i in scored]
@@ -111,8 +118,8 @@ class ModelDrafter(Drafter):
         """Read what is missing of each committed sequence, in one pass; logits behind its last token ``[A, Vd]``."""
         slots = [requests[b].slot for b in alive]
         for b, slot in zip(alive, slots):
-            self.runner.cache.truncate(slot, requests[b].length - 1)    # the last token's logits are needed anew
-        missing = [requests[b].tail(self.runner.cache.lengths[s]) for b, s in zip(alive, slots)]
+            self.rollback(slot, requests[b].length - 1)    # the last token's logits are needed anew
+        missing = [requests[b].tail(self.begin(s)) for b, s in zip(alive, slots)]
         counts = [len(m) for m in missing]
         last = torch.tensor(counts).cumsum(0) - 1
         return self.runner.forward(slots, counts, [t for m in missing for t in m], last.tolist(),
@@ -161,6 +168,6 @@ def _trained_window(model) -> Window | None:
 
 
 def from_name(name: str, context: BuildContext) -> Drafter | None:
-    """The name of a plain model of the family; tables and fed models are other files' (and asked before this one)."""
+    """The drafter of the model ``name`` of the family, else None; tables and fed models were asked before."""
     source = context.family.drafters.get(name)
     return ModelDrafter(source, *context.size) if source is not None else None

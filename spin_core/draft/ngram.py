@@ -77,5 +77,5 @@ class NgramDrafter(Drafter):
 
 
 def from_name(name: str, context: BuildContext) -> Drafter | None:
-    """"ngram"."""
+    """The prompt lookup if ``name`` is "ngram", else None."""
     return NgramDrafter() if name == "ngram" else None

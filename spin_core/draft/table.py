@@ -15,35 +15,35 @@ from collections.abc import Callable
 from spin_core.draft.base import CaughtUp, Draft, Drafter, never_stopped
 from spin_core.draft.build import BuildContext
 from spin_core.request import Request
-from spin_core.zoo.table import LONGEST, DraftTable, key
+from spin_core.zoo.table import DraftTable, key
 
 
 class TableDrafter(Drafter):
     """Proposes the usual follower of the longest known context, again and again while there is one.
 
-    One-hot; the last three tokens determine it, so all it keeps of a request is how far the request was scored.
+    One-hot; the last few tokens determine it, so all it keeps of a request is how far the request was scored.
     """
 
     max_context, is_lookup = 2**31, True
 
     def __init__(self, table: DraftTable) -> None:
-        self.name, self.vocab_size = table.name, table.vocab_size
+        self.name, self.vocab_size, self.longest = table.name, table.vocab_size, table.longest
         # arrays, not tensors: bisecting takes a microsecond, asking a tensor for one element as long
         self.contexts = array("q", table.contexts.numpy().astype("int64").tobytes())
         self.followers = array("i", table.followers.numpy().astype("int32").tobytes())
         self.scored: dict[int, int] = {}        # per slot, how many tokens of its text were scored
 
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
-        return Draft.one_hot([self.continuation(r.tail(max(0, r.length - LONGEST)), count) if count else []
+        return Draft.one_hot([self.continuation(r.tail(max(0, r.length - self.longest)), count) if count else []
                               for r, count in zip(requests, counts)])
 
     def continuation(self, ids: list[int], count: int) -> list[int]:
         """At most ``count`` tokens behind ``ids``."""
         drafted: list[int] = []
-        recent = list(ids[-LONGEST:])
+        recent = list(ids[-self.longest:])
         while len(drafted) < count and (token := self._follower(recent)) is not None:
             drafted.append(token)
-            recent = [*recent, token][-LONGEST:]
+            recent = [*recent, token][-self.longest:]
         return drafted
 
     def _follower(self, recent: list[int]) -> int | None:
@@ -55,7 +55,7 @@ class TableDrafter(Drafter):
         return None
 
     def available(self, request: Request, most: int) -> int:
-        return len(self.continuation(request.tail(max(0, request.length - LONGEST)), most))
+        return len(self.continuation(request.tail(max(0, request.length - self.longest)), most))
 
     def missing(self, request: Request) -> int:
         return max(0, request.length - max(self.scored.get(request.slot, 0), len(request.prompt_ids)))
@@ -67,7 +67,7 @@ class TableDrafter(Drafter):
     def _score(self, request: Request) -> CaughtUp:
         missing = self.missing(request)
         ids, prompt = request.ids, request.length - missing
-        guesses = [self.continuation(ids[max(0, t - LONGEST):t], 1) for t in range(prompt, request.length)]
+        guesses = [self.continuation(ids[max(0, t - self.longest):t], 1) for t in range(prompt, request.length)]
         self.scored[request.slot] = request.length
         return CaughtUp(0, prompt, [g == [ids[prompt + i]] if g else None for i, g in enumerate(guesses)])
 
@@ -77,6 +77,6 @@ class TableDrafter(Drafter):
 
 
 def from_name(name: str, context: BuildContext) -> Drafter | None:
-    """The name of a table of the family."""
+    """The drafter of the table ``name`` of the family, else None."""
     source = context.family.drafters.get(name)
     return TableDrafter(source) if isinstance(source, DraftTable) else None

@@ -146,7 +146,7 @@ def _pack(merged: list[tuple[list[int], list[int], list[Proposal]]], probs: Tens
 
 
 def from_name(name: str, context: BuildContext) -> Drafter | None:
-    """tree:NAMES:SHAPE[:DRAWING][:BUDGET]."""
+    """The drafter that a ``name`` tree:NAMES:SHAPE[:DRAWING][:BUDGET] stands for, else None."""
     if not name.startswith(PREFIX):
         return None
     fields = name.removeprefix(PREFIX).split(":")

@@ -101,7 +101,7 @@ def reweigh(weight: float, draft: Sequence[int], came: Sequence[int]) -> float:
 
 
 def from_name(name: str, context: BuildContext) -> Drafter | None:
-    """vote, or vote:A,B,..."""
+    """The drafters that vote, if ``name`` is vote or vote:A,B,..., else None."""
     if name != "vote" and not name.startswith("vote:"):
         return None
     members = name.removeprefix("vote:").split(",") if ":" in name else [*context.family.drafters, "ngram"]

@@ -124,7 +124,7 @@ class Asynchronous:
 
     def _graphs_of(self, runner: ModelRunner) -> Graphs:
         if runner not in self._graphs:
-            self._graphs[runner] = Graphs(runner)
+            self._graphs[runner] = getattr(runner, "graphs_type", Graphs)(runner)     # of a target over several ranks
         return self._graphs[runner]
 
     # ---- landing
@@ -151,7 +151,7 @@ class Asynchronous:
         self.steps.target.cache.lengths[request.slot] = request.length + count
         if count:
             drafter.runner.cache.lengths[request.slot] = \
-                request.length + (0 if type(drafter) is FedDrafter else count - 1)
+                request.length - drafter.first + (0 if type(drafter) is FedDrafter else count - 1)
 
 
 @dataclass

@@ -17,7 +17,7 @@ from spin_core.runtime.linear import Product, packable
 PARTS = {"": {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"},
          "self_attn": {"q_proj", "k_proj", "v_proj", "o_proj"},
          "mlp": {"gate_proj", "up_proj", "down_proj", "act_fn"}}
-CAPTURE = "transformers.utils.output_capturing"     # its hooks sleep until somebody asks for a layer's insides
+CAPTURE = "transformers.utils.output_capturing"     # its hooks do nothing until hidden states are asked for
 
 
 class Block:
@@ -25,8 +25,8 @@ class Block:
 
     def __init__(self, layer: nn.Module) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        self.norms = [(norm.weight, torch.full((1, 1, 1), norm.variance_epsilon))
-                      for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
+        self.norms = [(each.weight, torch.full((1, 1, 1), each.variance_epsilon))
+                      for each in (layer.input_layernorm, layer.post_attention_layernorm)]
         self.qkv = Product(attention.q_proj, attention.k_proj, attention.v_proj)
         self.out = Product(attention.o_proj)
         self.gate_up = Product(mlp.gate_proj, mlp.up_proj)
@@ -39,17 +39,21 @@ class Block:
 
     def __call__(self, x: Tensor, *, position_embeddings: tuple[Tensor, Tensor], ragged: Ragged, **options) -> Tensor:
         """``x [1, N, hidden]`` -> the same shape; ``position_embeddings``, cosines and sines ``[1, N, head_dim]``."""
+        return self.finish(x, norm(x, *self.norms[0]), position_embeddings, ragged)
+
+    def finish(self, x: Tensor, read: Tensor, position_embeddings: tuple[Tensor, Tensor], ragged: Ragged) -> Tensor:
+        """The layer's output from its residual stream ``x`` and what its attention reads ``[1, N, width]``."""
         tokens = x.shape[1]
-        mixed = self.qkv(_norm(x, *self.norms[0])).view(tokens, -1, self.dim)
+        mixed = self.qkv(read).view(tokens, -1, self.dim)
         turned = _rotate(mixed[:, :self.turned], *position_embeddings)
         seen = ragged.attend(self.index, turned[:, :self.heads].transpose(0, 1), turned[:, self.heads:],
                              mixed[:, self.turned:], self.scale)
         x = self.out(seen.reshape(1, tokens, -1), add=x)
-        gate, up = self.gate_up(_norm(x, *self.norms[1])).chunk(2, -1)
+        gate, up = self.gate_up(norm(x, *self.norms[1])).chunk(2, -1)
         return self.down(self.act(gate).mul_(up), add=x)
 
 
-def _norm(x: Tensor, weight: Tensor, eps: Tensor) -> Tensor:
+def norm(x: Tensor, weight: Tensor, eps: Tensor) -> Tensor:
     """``weight * x / sqrt(mean(x^2) + eps)`` of every row: a row's square sum is its product with itself."""
     rows = x.transpose(0, 1)
     inverse = torch.baddbmm(eps, rows, rows.transpose(1, 2), alpha=1 / x.shape[2]).rsqrt_()
@@ -69,19 +73,21 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def fuse_layers(model: nn.Module) -> int:
     """Let every layer of ``model`` that is of this kind run as a :class:`Block`; return how many do.
 
-    Whether it is, is tried: families also differ where one does not see it, in norms that add one to their weight, or
-    in layers that rotate nothing.
+    Whether it is, is tried: families also differ in what their modules' names do not show, in norms that add one to
+    their weight, or in layers that rotate nothing. A layer may have a ``block()`` that makes one of its own kind, or
+    None.
     """
     count = 0
     for layer in list(model.modules()):
-        if _looks_alike(layer) and (block := _tried(layer)):
+        block = layer.block() if hasattr(layer, "block") else _tried(layer) if _looks_alike(layer) else None
+        if block:
             layer.forward = block       # not a module in its place: hooks on the layer, and its class, stay
             count += 1
     return count
 
 
 def _looks_alike(layer: nn.Module) -> bool:
-    """Whether the layer has a block's parts, plain linear layers among them, and nobody listens inside."""
+    """Whether the layer has a block's parts, plain linear layers among them, and no hooks inside."""
     for part, names in PARTS.items():
         holder = layer.get_submodule(part)
         if {name for name, _ in holder.named_children()} != names:

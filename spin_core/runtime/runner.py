@@ -10,6 +10,9 @@ from spin_core.kv.batch import RaggedBatch
 from spin_core.kv.compact import compact
 from spin_core.kv.ring import Window
 from spin_core.runtime.loading import prepare
+from spin_core.runtime.states import record_states
+
+LAST = -1       # among layers: what the head reads, behind the last norm
 
 
 class ModelRunner:
@@ -19,10 +22,10 @@ class ModelRunner:
     as the library made it, and one model can have several runners.
 
     ``vocab_size`` cuts logits that stand for no token (a head padded to a round width). With ``keep_states`` the
-    runner keeps ``states [slots, max_len, hidden]``, what the head read at every token, written like the cache: entries
-    of committed tokens are right, the others stale. ``verification`` names how a ragged batch is attended
-    (:func:`spin_core.decompose.plan`). With a ``window`` every token sees only a part of its past, and the cache
-    is a ring that holds no more (:mod:`spin_core.kv.ring`).
+    runner keeps the model's ``states [slots, max_len, width]`` at every token, with the inputs of those layers that
+    ``keep_states`` numbers (:mod:`spin_core.runtime.states`). ``verification`` names how a ragged batch is attended
+    (:func:`spin_core.decompose.plan`). With a ``window`` every token sees only a part of its past, and the cache is a
+    ring that holds no more (:mod:`spin_core.kv.ring`).
 
     A model that does not attend through the library's registry, or in a way that ours does not know, runs through the
     library's own code, one request at a time (:mod:`spin_core.runtime.library`), with a warning: exact, and slow.
@@ -33,26 +36,25 @@ class ModelRunner:
     """
 
     def __init__(self, model: PreTrainedModel, slots: int, max_len: int, vocab_size: int | None = None,
-                 keep_states: bool = False, verification: str = "auto", window: Window | None = None,
-                 check: bool = True) -> None:
+                 keep_states: bool | tuple[int, ...] = False, verification: str = "auto",
+                 window: Window | None = None, check: bool = True) -> None:
         self.window, self.vocab_size, self.device = window, vocab_size, model.device
         self.graphs = None          # see spin_core.runtime.graphs
         self.states: Tensor | None = None
         ready = prepare(model, slots, max_len, verification, window, keep_states, check)
         self.ready, self.model, self.cache = ready, ready.model, ready.cache
         if keep_states:
-            hidden = model.config.get_text_config().hidden_size
-            self.states = torch.zeros(slots, max_len, hidden, dtype=model.dtype, device=model.device)
-            self.model.base_model.register_forward_hook(self._keep_states, with_kwargs=True)
+            self.keep_layers = () if keep_states is True else tuple(layer for layer in keep_states if layer >= 0)
+            self.states = record_states(self.model, slots, max_len, self.keep_layers)
 
     @property
     def attention(self):
-        """What plans and attends each pass; another one with a ``step(batch)`` may take its place."""
-        return self.ready.attention
+        """What plans and attends the plain layers of a pass; another one with a ``step(batch)`` may take its place."""
+        return self.ready.attentions.get(self.ready.base)
 
     @attention.setter
     def attention(self, attention) -> None:
-        self.ready.attention = attention
+        self.ready.attentions[self.ready.base] = attention
 
     @property
     def num_layers(self) -> int:
@@ -90,9 +92,3 @@ class ModelRunner:
     def keep(self, slots: list[int], bases: list[int], paths: list[list[int]]) -> None:
         """Of the trees read last, behind ``bases[b]`` tokens of each slot, let the nodes ``paths[b]`` be the text."""
         compact(self.cache, slots, bases, paths, self.states)
-
-    def _keep_states(self, body, args, kwargs, output) -> None:
-        batch = kwargs["ragged"].batch
-        # a drafter says itself what it wants to read of its past
-        kept = self.model.carried(output) if hasattr(self.model, "carried") else output.last_hidden_state
-        self.states[batch.slot_of, batch.entry_of] = kept[0]

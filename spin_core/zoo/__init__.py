@@ -20,7 +20,7 @@ import torch
 
 from spin_core.files import cache_dir
 
-from . import compat, huggingface, pruned, table, weights
+from . import compat, huggingface, pruned, speculators, table, weights
 from .cachedir import CorruptFileError, FetchError
 from .family import DraftModel, Family
 from .install import CachedFile, ensure, fetch, verify
@@ -45,13 +45,14 @@ def load(name: str = "smollm2", *, target: str | Path | None = None,
     * the name of a drafter shipped for a built-in family (None: all of them),
     * a ``.safetensors`` file of a drafter pruned from this target (:mod:`spin_core.zoo.pruned`), or of a table of its
       habits (:mod:`spin_core.zoo.table`),
+    * a folder or hub name of an EAGLE-3 head for this target (:mod:`spin_core.zoo.speculators`),
     * a folder or hub name of a causal LM with the target's tokenizer. A folder without any tokenizer is
       accepted, with a warning, if its head is as wide as the target's: a wrong guess costs speed, never text,
     * a :class:`DraftModel`, whose vocabulary is taken as the caller states it.
 
     "ngram" and "none" may be listed and add nothing: every engine has them. All models are put on ``device``
-    in ``dtype``, except those that come as DraftModel objects. With ``parts`` the target is spread over as many
-    processes (:mod:`spin_core.runtime.tensor_parallel`).
+    in ``dtype``, except those that come as DraftModel objects. With ``parts`` the target is spread over the first so
+    many processes (:mod:`spin_core.distributed`).
 
     Raises ValueError for unknown names, models that cannot be loaded and drafters that do not fit the target,
     :class:`FetchError` when a download fails, :class:`CorruptFileError` when a cached file is wrong.
@@ -69,7 +70,7 @@ def load(name: str = "smollm2", *, target: str | Path | None = None,
     if tokenizer is None:
         raise ValueError(f"target {str(source)!r} has no tokenizer")
     family = Family(name, model, tokenizer, {}, compat.effective_vocab_size(model, tokenizer),
-                    _stop_ids(model, tokenizer), _max_context(model, str(source)), model.device, dtype)
+                    _stop_ids(model, tokenizer), _max_context(model, str(source)), device if model.device.type == "meta" else model.device, dtype)
     for item in known if drafters is None else drafters:
         if item in ("ngram", "none"):
             continue
@@ -102,6 +103,8 @@ def _load_drafter(item: str | Path, family: Family, known: dict[str, Path]) -> D
         raise ValueError(f"unknown drafter {str(item)!r}; known for {family.name}: {names}; else a folder, a "
                          ".safetensors file or a hub name (OWNER/NAME)")
     name = _last_part(item)
+    if folder := huggingface.folder_of(item, speculators.is_head):
+        return speculators.load(folder, family.target, family.vocab_size, name)
     model = huggingface.load_model(item, "drafter", family.device, family.dtype)
     tokenizer = huggingface.load_tokenizer(item, "drafter")
     if tokenizer is not None:

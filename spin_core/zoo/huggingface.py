@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,17 +52,21 @@ def is_hub_name(source: str) -> bool:
 
 def load_model(source: str | Path, role: str, device: torch.device, dtype: torch.dtype,
                parts: int = 1) -> PreTrainedModel:
-    """A causal LM from a folder or a hub name, in eval mode, without gradients; over ``parts`` processes.
+    """A causal LM from a folder or a hub name, in eval mode, without gradients; over the first ``parts`` processes.
 
-    ``role`` ("target", "drafter") is for the error: ValueError names it, the source and the reason.
+    On a process behind these it is a skeleton without weights. ``role`` ("target", "drafter") is for the error:
+    ValueError names it, the source and the reason.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    from spin_core.runtime.tensor_parallel import sharding     # here: `fetch` needs no runtime
+    from spin_core.runtime.tensor_parallel import only_drafts, sharding     # here: `fetch` needs no runtime
 
     if _is_local(source):
         _check_safetensors(Path(source), role)
     with quiet(), _named_errors(source, role):
+        if parts > 1 and only_drafts(parts):
+            with torch.device("meta"):
+                return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source, **_SAFE), dtype=dtype)
         model, info = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, use_safetensors=True, local_files_only=_is_local(source),
             output_loading_info=True, **sharding(parts), **_SAFE)
@@ -70,6 +74,20 @@ def load_model(source: str | Path, role: str, device: torch.device, dtype: torch
             raise ValueError(f"its safetensors lack {missing[0]}"
                              + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""))
     return model.to(device).eval().requires_grad_(False)
+
+
+def folder_of(source: str | Path, wanted: Callable[[Path], bool]) -> Path | None:
+    """The folder of a drafter, if ``wanted`` says so from its config.json; a hub name's is fetched for that. None for any
+    other, and where nothing can be fetched: whoever loads it next says why."""
+    if _is_local(source):
+        return Path(source) if Path(source).is_dir() and wanted(Path(source)) else None
+    from huggingface_hub import hf_hub_download, snapshot_download
+
+    try:
+        folder = Path(hf_hub_download(str(source), "config.json")).parent
+        return Path(snapshot_download(str(source), allow_patterns=["*.json", "*.safetensors"])) if wanted(folder) else None
+    except (OSError, ValueError):
+        return None
 
 
 def load_tokenizer(source: str | Path, role: str) -> PreTrainedTokenizerBase | None:

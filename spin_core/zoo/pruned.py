@@ -4,7 +4,9 @@ File format: safetensors with ``layers.<i>.*`` and ``norm.weight`` of a LlamaMod
 ``draft_ids`` (int32 or int64, ascending target ids). The head is the target's rows at ``draft_ids``: most of
 a small drafter's time goes into the head, and a few thousand frequent tokens are nearly all it would draft. A file
 with ``fuse.weight`` holds a drafter fed with the target's states (:mod:`spin_core.zoo.fed`), with ``mix`` a feedback
-memory too. The metadata may say ``window``, how far its attention looks back, and ``carry``.
+memory too, with ``fc.weight`` it reads several states; ``fc.weight`` without ``fuse.weight`` is an EAGLE-3 head's
+(:mod:`spin_core.zoo.eagle3`). The metadata may say ``window``, how far its attention looks back, ``carry``, and in
+``layers_read`` which of the target's layers' inputs ``fc`` fuses, such as "2,15,last".
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 
 from .cachedir import CorruptFileError, sha256
 from .family import DraftModel
-from .weights import read
+from .weights import assign, read
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig, PreTrainedModel
@@ -50,6 +52,7 @@ def load_pruned(path: Path, target: PreTrainedModel, vocab_size: int) -> DraftMo
     """
     from transformers import LlamaForCausalLM
 
+    from spin_core.zoo.eagle3 import Eagle3Llama
     from spin_core.zoo.fed import FedLlama
 
     if not isinstance(target, LlamaForCausalLM):
@@ -67,28 +70,19 @@ def load_pruned(path: Path, target: PreTrainedModel, vocab_size: int) -> DraftMo
     fed = "fuse.weight" in tensors                  # only a drafter that is fed with the target's states has it
     if ("mix" in tensors) != (fed and config.carry == "mix"):
         raise ValueError(f"{path}: key 'mix' and carry {config.carry!r} do not go together")
+    if "fc.weight" in tensors:
+        config.layers_read = _layers(path, metadata.get("layers_read"), target.config.num_hidden_layers)
+    kind = FedLlama if fed else Eagle3Llama if "fc.weight" in tensors else LlamaForCausalLM
     embedding, head = target.get_input_embeddings(), target.get_output_embeddings().weight
     with torch.device("meta"):                      # shapes only: nothing is initialised to be overwritten
-        model = (FedLlama if fed else LlamaForCausalLM)(config)
+        model = kind(config)
         model.lm_head = nn.Linear(head.shape[1], len(ids), bias=False)
     model.model.embed_tokens = embedding
     weight = embedding.weight
     with torch.device(weight.device):               # the rotary frequencies are computed, not loaded
         model.model.rotary_emb = type(model.model.rotary_emb)(config)
 
-    borrowed = {"model.embed_tokens.weight": weight, "lm_head.weight": head[ids.to(head.device)]}
-    expected = {key.removeprefix("model."): key for key in model.state_dict() if key not in borrowed}
-    for key in sorted(expected.keys() | tensors.keys()):
-        if key not in tensors:
-            raise ValueError(f"{path}: key {key!r} is missing")
-        if key not in expected:
-            raise ValueError(f"{path}: key {key!r} is not a part of this {depth}-layer drafter")
-        if tensors[key].shape != (shape := model.state_dict()[expected[key]].shape):
-            raise ValueError(f"{path}: key {key!r} has shape {list(tensors[key].shape)}, "
-                             f"this target needs {list(shape)}")
-    own = {expected[key]: value.to(weight.device, weight.dtype) for key, value in tensors.items()}
-    model.load_state_dict({**own, **borrowed}, strict=True, assign=True)
-    model.eval().requires_grad_(False)
+    assign(model, tensors, {"model.embed_tokens.weight": weight, "lm_head.weight": head[ids.to(head.device)]}, path)
     return DraftModel(path.stem, model, ids.to(weight.device), target.config.max_position_embeddings,
                       metadata.get("description", ""))
 
@@ -100,6 +94,17 @@ def _window(path: Path, text: str | None) -> int | None:
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"{path}: window {text!r} is no whole number from 1 on")
     return int(text)
+
+
+def _layers(path: Path, text: str | None, total: int) -> tuple[int, ...]:
+    """The ``layers_read`` of the metadata: "last" and numbers from 0 to ``total``, separated by commas."""
+    from spin_core.zoo.fed import LAST
+
+    parts = (text or "").split(",")
+    if len(parts) < 2 or len({*parts}) < len(parts) or not all(
+            part == "last" or part.isdecimal() and int(part) <= total for part in parts):
+        raise ValueError(f"{path}: layers_read {text!r} are not different layers of a target of {total}")
+    return tuple(LAST if part == "last" else int(part) for part in parts)
 
 
 def _shallow(config: LlamaConfig, depth: int) -> LlamaConfig:

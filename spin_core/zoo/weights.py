@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file; ValueError names it if it is missing, cut or of another format."""
+    """Tensors and metadata of a safetensors file. A matrix in int8 is multiplied by its row's number in KEY.scale.
+
+    ValueError names the file if it is missing, cut or of another format.
+    """
     with opened(path) as file:
-        return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}
+        tensors, metadata = {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}
+    for key in [key for key, value in tensors.items() if value.dtype == torch.int8]:
+        scale = tensors.pop(f"{key}.scale", None)
+        if scale is None or scale.shape != tensors[key].shape[:1]:
+            raise ValueError(f"{path}: key '{key}.scale' must hold a number for each of the {len(tensors[key])} rows of "
+                             f"{key!r}")
+        tensors[key] = tensors[key] * scale[:, None]
+    return tensors, metadata
 
 
 def opened(path: Path):
@@ -21,3 +32,30 @@ def opened(path: Path):
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path}: not a complete safetensors file ({error})") from error
+
+
+def to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """``weight [rows, columns]`` as int8, and the float32 ``[rows]`` that each row is to be multiplied by."""
+    scale = (weight.float().abs().amax(1) / 127).clamp(min=1e-12)
+    return (weight.float() / scale[:, None]).round().to(torch.int8), scale
+
+
+def assign(model: nn.Module, own: dict[str, Tensor], borrowed: dict[str, Tensor], path: Path) -> None:
+    """Give ``model``, whose parameters have shapes only, its ``own`` tensors and those ``borrowed`` from the target.
+
+    The keys of ``own`` are those of a file, without "model."; its tensors take the first borrowed one's device and
+    dtype. ValueError names the ``path``, and the key that is missing, unknown or of a wrong shape.
+    """
+    shapes = {key: value.shape for key, value in model.state_dict().items()}
+    expected = {key.removeprefix("model."): key for key in shapes if key not in borrowed}
+    for key in sorted(expected.keys() | own.keys()):
+        if key not in own:
+            raise ValueError(f"{path}: key {key!r} is missing")
+        if key not in expected:
+            raise ValueError(f"{path}: key {key!r} is not a part of this drafter")
+        if own[key].shape != (shape := shapes[expected[key]]):
+            raise ValueError(f"{path}: key {key!r} has shape {list(own[key].shape)}, this target needs {list(shape)}")
+    like = next(iter(borrowed.values()))
+    tensors = {expected[key]: value.to(like.device, like.dtype) for key, value in own.items()}
+    model.load_state_dict({**tensors, **borrowed}, strict=True, assign=True)
+    model.eval().requires_grad_(False)

@@ -7,6 +7,19 @@ import tiny
 
 from spin_core.engine import Engine
 from spin_core.request import SamplingParams
+from spin_core.zoo.fed import LAST
+
+
+@pytest.mark.parametrize("pipeline", ["off", "async", 2])
+def test_several_states_are_fused(pipeline):
+    """Three states of the target in place of the last alone."""
+    served = tiny.fed_family((0, 1, LAST))
+    engine = Engine(served, "fed", 3, max_batch=3, pipeline=pipeline)
+    assert engine.target.states.shape[2] == 3 * 32
+    requests = engine.generate([[5, 6, 7], [8], [9, 10, 11, 12]], SamplingParams(max_new_tokens=16, stop_ids=()))
+    for request in requests:
+        tiny.assert_greedy(served.target, request, stop_ids=())
+    assert engine.trace.metrics()["drafted"] > 0 and not engine.retired
 
 
 @pytest.mark.parametrize("mate", [[1, 2], [1, 2, 3], [1, 2, 3, 4, 5, 6, 7]])

@@ -87,9 +87,22 @@ def test_of_too_many_entries_the_most_frequent_stay(pairs, most):
     assert kept == sorted((frequency[k] for k in whole["contexts"].tolist()), reverse=True)[:most]
 
 
-def test_a_vocabulary_that_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="contexts of 3 ids of 3000000 do not fit into 63 bits"):
-        make_table([shard([([1], [2])])], 3_000_000, 10)
+def test_longer_contexts_are_kept_where_they_were_seen_twice():
+    answer = [1, 2, 3, 4, 0, 2, 2, 3, 4, 1]
+    once, twice = shard([([0], answer)]), shard([([0], answer), ([4], answer)])
+    for shards, known in (([once], {1, 2, 3}), ([twice], {1, 2, 3, 4, 5})):
+        ours = DraftTable("t", **make_table(shards, SIZE, 10**6, 0.0, longest=5), vocab_size=SIZE, longest=5)
+        keys = set(ours.contexts.tolist())
+        assert {n for n in range(1, 6) if key(answer[5 - n:5], SIZE) in keys} == known
+    # three tokens back it is a tie, which the lowest id wins; further back one text knows better
+    assert drafter(make_table([twice], SIZE, 10**6, 0.0)).continuation([1, 2, 3, 4], 1) == [0]
+    assert TableDrafter(ours).continuation([2, 2, 3, 4], 1) == [1] and TableDrafter(ours).longest == 5
+
+
+def test_keys_of_long_contexts_wrap_as_they_are_counted():
+    ids = [49151, 7, 40000, 3, 49151, 12]
+    table = make_table([shard([(ids, [5]), (ids, [5])])], 49152, 10, 0.0, longest=5)
+    assert key(ids[-5:], 49152) in table["contexts"].tolist() and int(table["contexts"].min()) >= 0
 
 
 def family() -> tiny.TinyFamily:

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from spin_core import zoo
 from spin_core.zoo import pruned, weights
+from spin_core.zoo.fed import LAST
 from spin_core.zoo.table import is_table
 
 VOCAB = len(WORDS)
@@ -97,7 +98,7 @@ def change(**changes):
 @pytest.mark.parametrize("spoil, reason", [
     (change(norm__weight=None), "key 'norm.weight' is missing"),
     (change(layers__1__mlp__up_proj__weight=None), "key 'layers.1.mlp.up_proj.weight' is missing"),
-    (change(layers__1__extra=torch.zeros(2)), "key 'layers.1.extra' is not a part of this 2-layer drafter"),
+    (change(layers__1__extra=torch.zeros(2)), "key 'layers.1.extra' is not a part of this drafter"),
     (change(norm__weight=torch.zeros(8)), r"key 'norm.weight' has shape \[8\], this target needs \[16\]"),
     (change(embed_tokens__weight=torch.zeros(2)), "key 'embed_tokens.weight' is not a part"),
     (change(draft_ids=None), "key 'draft_ids' is missing"),
@@ -174,3 +175,67 @@ def test_damaged_shipped_drafter_is_named(tmp_path):
     path.write_bytes(b"Weights")
     with pytest.raises(zoo.CorruptFileError, match="d.safetensors is corrupt"):
         pruned.check_shipped(path)
+
+
+# -- EAGLE-3 heads, and int8
+
+def head_tensors(target) -> dict[str, torch.Tensor]:
+    """What the file of a head with random weights holds."""
+    from spin_core.draft import Eagle3Llama
+
+    config = pruned._shallow(target.config, 2)
+    config.layers_read = (0, 1, 2)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        model = Eagle3Llama(config).double()
+    body = {key: value.clone() for key, value in model.model.state_dict().items() if key != "embed_tokens.weight"}
+    return {**body, "fc.weight": model.fc.weight.detach(), "draft_ids": torch.tensor(IDS, dtype=torch.int32)}
+
+
+def test_head_in_a_file(tmp_path):
+    target = llama()
+    tensors, path = head_tensors(target), tmp_path / "head.safetensors"
+    save_file(tensors, path, {"layers_read": "0,1,2"})
+    drafter = pruned.load_pruned(path, target, VOCAB)
+    model = drafter.model
+    assert model.layers_read == (0, 1, 2) and model.model.embed_tokens.weight is target.model.embed_tokens.weight
+    assert model.fc.weight.equal(tensors["fc.weight"]) and model.lm_head.weight.equal(target.lm_head.weight[IDS])
+    assert model.model.layers[0].self_attn.q_proj.in_features == 2 * target.config.hidden_size
+    for text in (None, "", "1", "0,1", "0,1,1", "0,1,3", "a,1,2", "-1,1,2"):
+        save_file(tensors, path, None if text is None else {"layers_read": text})
+        reason = "key 'fc.weight' has shape" if text == "0,1" else f"layers_read {text!r} are not different layers"
+        with pytest.raises(ValueError, match=reason):
+            pruned.load_pruned(path, target, VOCAB)
+
+
+def test_int8_rows_are_multiplied_out(tmp_path):
+    target, path = llama(), tmp_path / "small.safetensors"
+    tensors = tensors_of(target)
+    stored = {}
+    for key, value in tensors.items():
+        if value.dim() == 2:
+            stored[key], stored[f"{key}.scale"] = weights.to_int8(value)
+        else:
+            stored[key] = value
+    save_file(stored, path)
+    loaded = pruned.load_pruned(path, target, VOCAB).model.model.state_dict()
+    for key, value in tensors.items():
+        if key != "draft_ids":
+            bound = value.abs().amax(-1, keepdim=True) / 254 * 1.01 if value.dim() == 2 else 0
+            assert ((loaded[key] - value).abs() <= bound).all()
+    del stored["layers.0.mlp.up_proj.weight.scale"]
+    save_file(stored, path)
+    with pytest.raises(ValueError, match="key 'layers.0.mlp.up_proj.weight.scale' must hold a number for each of the 24"):
+        pruned.load_pruned(path, target, VOCAB)
+
+
+def test_fed_with_several_states(tmp_path):
+    target, path = llama(), tmp_path / "fed.safetensors"
+    width = target.config.hidden_size
+    tensors = {**tensors_of(target), "fuse.weight": torch.randn(width, 2 * width, dtype=torch.float64),
+               "fc.weight": torch.randn(width, 3 * width, dtype=torch.float64)}
+    save_file(tensors, path, {"layers_read": "0,1,last"})
+    model = pruned.load_pruned(path, target, VOCAB).model
+    assert model.layers_read == (0, 1, LAST) and model.fc.weight.equal(tensors["fc.weight"])
+    states = torch.randn(2, 3, 3 * width, dtype=torch.float64)
+    assert model.fed(states).equal(states @ tensors["fc.weight"].T)

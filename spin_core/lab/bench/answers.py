@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from spin_core.draft import Drafter, DraftTable, NgramDrafter
 from spin_core.draft.composite import COMPOSED_NGRAM
-from spin_core.draft.pool import build
+from spin_core.draft.pool import build, layers_read
 from spin_core.engine import Engine
 from spin_core.lab.distill.corpus import Shard
 from spin_core.lab.distill.evaluate import MAX_GAMMA, Scores, score
@@ -39,8 +39,8 @@ def answer(family, limit: int | None, max_new_tokens: int) -> Answers:
     requests = engine.generate([p.messages for p in prompts], SamplingParams(max_new_tokens=max_new_tokens))
     kept = [(p, r) for p, r in zip(prompts, requests) if r.output_ids]
     shard = Shard.build([r.prompt_ids for _, r in kept], [r.output_ids for _, r in kept], [0.0] * len(kept))
-    return Answers(shard, compute(family.target, shard, family.vocab_size), [p.workload for p, _ in kept],
-                   [p.category for p, _ in kept])
+    states = compute(family.target, shard, family.vocab_size, layers=layers_read(family.drafters.values()))
+    return Answers(shard, states, [p.workload for p, _ in kept], [p.category for p, _ in kept])
 
 
 def is_lookup(family, name: str) -> bool:

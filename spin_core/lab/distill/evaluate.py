@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 from spin_core.lab.distill.corpus import Shard
 from spin_core.lab.distill.states import States
 from spin_core.lab.distill.unroll import unroll
-from spin_core.zoo.fed import FedLlama
 from spin_core.lab.simulate.recording import MAX_GAMMA
+from spin_core.zoo.fed import FedModel
 
 
 @dataclass
@@ -65,16 +65,18 @@ def score(drafter: PreTrainedModel, ids: Tensor | None, target: PreTrainedModel,
 
 
 def _score(drafter, ids, target, shard: Shard, states: States, rows: range, most: int) -> list[Scores]:
-    fed, device = isinstance(drafter, FedLlama), drafter.device
+    fed, device = isinstance(drafter, FedModel), drafter.device
     spans = [(int(shard.starts[i]), int(shard.lengths[i]), int(shard.prompt_lengths[i])) for i in rows]
     width = max(length for _, length, _ in spans)
     tokens = torch.zeros(len(spans), width, dtype=torch.int64, device=device)
-    hidden = torch.zeros(len(spans), width, states.hidden.shape[1], device=device)
+    head, given = target.get_output_embeddings().weight, states.read_by(drafter)
+    hidden, read = (torch.zeros(len(spans), width, kept.shape[1], dtype=head.dtype, device=device)
+                    for kept in (states.hidden, given))
     for b, (start, length, _) in enumerate(spans):
         tokens[b, :length] = shard.tokens[start:start + length].to(device)
         hidden[b, :length] = states.hidden[start:start + length].to(device)
-    depths = unroll(drafter, tokens, hidden, most if fed else 1)
-    head = target.get_output_embeddings().weight
+        read[b, :length] = given[start:start + length].to(device)
+    depths = unroll(drafter, tokens, read, most if fed else 1)
     out = []
     for b, (start, length, prompt) in enumerate(spans):
         said = slice(prompt - 1, length - 1)

@@ -8,7 +8,7 @@ vocabulary, makes the distribution over a reduced vocabulary exact, without reno
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -18,15 +18,24 @@ from transformers import PreTrainedModel
 from spin_core.lab.distill.corpus import Shard, load_whole, save_whole
 from spin_core.runtime.linear import pack_linears
 from spin_core.runtime.loading import share_weights
+from spin_core.zoo.fed import LAST
 
 
 @dataclass
 class States:
     """``hidden [N, hidden]`` float16 and ``log_z [N]`` float32, row for row with a shard's tokens. ``log_z`` is only
-    computed where an answer's token follows; elsewhere it is 0."""
+    computed where an answer's token follows; elsewhere it is 0. ``inputs``: what entered some of the target's layers,
+    ``[N, hidden]`` bfloat16 each, for heads that read them; they are not kept in files."""
 
     hidden: Tensor
     log_z: Tensor
+    inputs: dict[int, Tensor] = field(default_factory=dict)
+
+    def read_by(self, model) -> Tensor:
+        """The states ``[N, width]`` that a drafter reads (:class:`spin_core.zoo.fed.FedModel`)."""
+        layers = getattr(model, "layers_read", (LAST,))
+        parts = [self.hidden if layer == LAST else self.inputs[layer] for layer in layers]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     @staticmethod
     def join(parts: list["States"]) -> "States":
@@ -34,15 +43,22 @@ class States:
 
 
 @torch.inference_mode()
-def compute(model: PreTrainedModel, shard: Shard, vocab_size: int, batch_tokens: int = 1024) -> States:
-    """The states of texts from elsewhere: read the shard with ``model``, ``batch_tokens`` at a time; the result is on
-    the model's device."""
+def compute(model: PreTrainedModel, shard: Shard, vocab_size: int, batch_tokens: int = 1024,
+            layers: tuple[int, ...] = ()) -> States:
+    """The states of texts from elsewhere, with the inputs of ``layers``: read the shard with ``model``, ``batch_tokens``
+    at a time; the result is on the model's device."""
     model = share_weights(model).eval()
     pack_linears(model)
     device = model.device
     total = len(shard.tokens)
     width = model.get_output_embeddings().weight.shape[1]
-    out = States(torch.empty(total, width, dtype=torch.float16, device=device), torch.zeros(total, device=device))
+    out = States(torch.empty(total, width, dtype=torch.float16, device=device), torch.zeros(total, device=device),
+                 {layer: torch.empty(total, width, dtype=torch.bfloat16, device=device)
+                  for layer in layers if layer != LAST})
+    seen: dict[int, Tensor] = {}
+    for layer in out.inputs:        # of a copy of the modules: nothing to undo
+        (model.model.layers[layer] if layer < len(model.model.layers) else model.model.norm).register_forward_pre_hook(
+            lambda module, args, layer=layer: seen.update({layer: args[0]}))
     tokens, starts = shard.tokens.long().to(device), shard.starts.to(device)
     lengths, prompts = shard.lengths.to(device), shard.prompt_lengths.to(device)
     for rows in _batches(shard.lengths, batch_tokens):
@@ -52,6 +68,8 @@ def compute(model: PreTrainedModel, shard: Shard, vocab_size: int, batch_tokens:
         index = (starts[rows, None] + offset).clamp(max=total - 1)
         hidden = model.model(input_ids=tokens[index] * real, use_cache=False).last_hidden_state
         out.hidden[index[real]] = hidden[real].half()
+        for layer, given in seen.items():
+            out.inputs[layer][index[real]] = given[real].bfloat16()
         deciding = real & (offset >= prompts[rows, None] - 1) & (offset < lengths[rows, None] - 1)
         out.log_z[index[deciding]] = torch.cat([
             model.lm_head(part)[:, :vocab_size].float().logsumexp(-1) for part in hidden[deciding].split(batch_tokens)])
@@ -60,7 +78,7 @@ def compute(model: PreTrainedModel, shard: Shard, vocab_size: int, batch_tokens:
 
 def save(states: States, path: Path) -> None:
     """Write the states; the file appears whole or not at all."""
-    save_whole(path, {name: t.contiguous() for name, t in vars(states).items()})
+    save_whole(path, {"hidden": states.hidden.contiguous(), "log_z": states.log_z.contiguous()})
 
 
 def read(path: Path) -> States:

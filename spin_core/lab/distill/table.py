@@ -11,38 +11,42 @@ import torch
 from torch import Tensor
 
 from spin_core.lab.distill.corpus import Shard, fingerprint, save_whole
-from spin_core.zoo.table import LONGEST
+from spin_core.zoo.table import LONGEST, MASK
 
 
 @dataclass(frozen=True)
 class TableRecipe:
-    """``entries`` at most, 12 bytes each. ``bound``: the least share of a follower that is worth drafting."""
+    """``entries`` at most, 12 bytes each. ``bound``: the least share of a follower that is worth drafting. ``longest``:
+    tokens of context."""
 
     entries: int = 490_000
     bound: float = 0.4
+    longest: int = LONGEST
 
 
-TABLES = {"table-4g": TableRecipe()}
+# A wrong draft of a lookup costs a few rows of a verification, so a follower of one time in ten is worth one.
+TABLES = {"table-4g": TableRecipe(), "table-5g": TableRecipe(1_000_000, 0.1, 5)}
+RARE = 2        # a context of more than LONGEST tokens says nothing new if its follower was seen less often
 
 
-def make_table(shards: list[Shard], vocab_size: int, max_entries: int, bound: float = 0.4) -> dict[str, Tensor]:
+def make_table(shards: list[Shard], vocab_size: int, max_entries: int, bound: float = 0.4, longest: int = LONGEST
+               ) -> dict[str, Tensor]:
     """``contexts`` and ``followers`` of :class:`spin_core.zoo.table.DraftTable`, counted in the answers.
 
     A follower's share is its count over the context's count plus one, so that what was seen once is worth a half; of
     equally frequent followers the one of the lowest id is taken. Contexts whose best share is below ``bound`` are left
-    out: a shorter one may know better. Of more than ``max_entries`` the most frequent stay.
-
-    Raises ValueError for a vocabulary whose contexts do not fit into 63 bits.
+    out: a shorter one may know better. So are contexts of more than LONGEST tokens whose follower came only once. Of
+    more than ``max_entries`` the most frequent stay.
     """
-    if (vocab_size + 1) ** LONGEST >= 2**63:
-        raise ValueError(f"make_table: contexts of {LONGEST} ids of {vocab_size} do not fit into 63 bits")
     ids, place, answer = _flat(shards)
     tables = [_count(ids, np.flatnonzero(answer & (place >= length)), length, vocab_size)
-              for length in range(1, LONGEST + 1)]
+              for length in range(1, longest + 1)]
     contexts, followers, counts, shares = (np.concatenate(column) for column in zip(*tables))
-    usual = np.flatnonzero(shares >= bound)
+    sizes = np.repeat(np.arange(1, longest + 1), [len(column) for column, *_ in tables])
+    usual = np.flatnonzero((shares >= bound) & ((sizes <= LONGEST) | (counts >= RARE)))
     best = usual[np.argsort(-counts[usual], kind="stable")[:max_entries]]
-    best = best[np.argsort(contexts[best])]
+    best = best[np.argsort(contexts[best], kind="stable")]
+    best = best[np.r_[True, np.diff(contexts[best]) != 0][:len(best)]]      # two contexts may share a key by chance
     return {"contexts": torch.from_numpy(contexts[best]),
             "followers": torch.from_numpy(followers[best].astype("int32"))}
 
@@ -62,7 +66,7 @@ def _count(ids: np.ndarray, at: np.ndarray, length: int, vocab_size: int):
         return np.zeros(0, "int64"), np.zeros(0, "int64"), np.zeros(0, "int64"), np.zeros(0)
     keys = np.zeros(len(at), dtype="int64")
     for back in range(length, 0, -1):
-        keys = keys * (vocab_size + 1) + ids[at - back] + 1
+        keys = (keys * (vocab_size + 1) + ids[at - back] + 1) & MASK
     order = np.lexsort((ids[at], keys))
     keys, next_ = keys[order], ids[at][order]
     new_pair = np.flatnonzero(np.r_[True, (np.diff(keys) != 0) | (np.diff(next_) != 0)])
@@ -84,6 +88,7 @@ def write_table(path: Path, shards: list[Shard], vocab_size: int, recipe: TableR
     """The table of ``shards`` as a safetensors file whose metadata says what it is and what it was made from."""
     facts = {"kind": "table", "vocab_size": vocab_size, "bound": recipe.bound, "data": fingerprint(shards),
              "answer_tokens": sum(s.answer_tokens for s in shards),
-             "description": f"the target's habits behind up to {LONGEST} tokens, counted in its own answers"}
-    save_whole(path, make_table(shards, vocab_size, recipe.entries, recipe.bound),
+             "longest": recipe.longest,
+             "description": f"the target's habits behind up to {recipe.longest} tokens, counted in its own answers"}
+    save_whole(path, make_table(shards, vocab_size, recipe.entries, recipe.bound, recipe.longest),
                {key: str(value) for key, value in facts.items()})

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from spin_core.zoo.fed import FedLlama
+from spin_core.zoo.fed import FedModel
 
 SINK = 1            # SPIRe's: the first token is always seen
 NAME = "spin_core_unrolled"
@@ -25,10 +25,12 @@ Past = dict[int, list[tuple[Tensor, Tensor]]]       # layer -> keys and values [
 
 
 def unrolled_attention(module, query: Tensor, key: Tensor, value: Tensor, attention_mask=None, *, scaling=None,
-                       past: Past | None = None, window: int | None = None, **options) -> tuple[Tensor, None]:
+                       past: Past | None = None, window: int | None = None, first: int = 0,
+                       **options) -> tuple[Tensor, None]:
     """Attention of one layer at the next depth; ``query [B, heads, T, head_dim]`` -> ``[B, T, heads, head_dim]``.
 
-    ``window``: how many of the latest tokens are seen, itself included, beside the first; None is all."""
+    ``window``: how many of the latest tokens are seen, itself included, beside the first; None is all. ``first``: how
+    many tokens at the start are seen by none, except that each sees itself."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     earlier = past.setdefault(module.layer_idx, [])
@@ -36,9 +38,12 @@ def unrolled_attention(module, query: Tensor, key: Tensor, value: Tensor, attent
     visible = torch.ones(length, length, dtype=torch.bool, device=query.device).tril(-depth)
     if window is not None:
         visible &= visible.triu(1 - window) | (torch.arange(length, device=query.device) < SINK)
+    if first:
+        visible[:, :first] = torch.eye(length, first, dtype=torch.bool, device=query.device)
     if not earlier:
-        out = F.scaled_dot_product_attention(query, key, value, attn_mask=None if window is None else visible,
-                                             is_causal=window is None, scale=scaling)
+        plain = window is None and first == 0
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=None if plain else visible,
+                                             is_causal=plain, scale=scaling)
     else:
         text = query @ earlier[0][0].transpose(2, 3) * scaling
         text = text.masked_fill(~visible, -torch.inf)
@@ -65,7 +70,7 @@ def shift(x: Tensor, by: int) -> Tensor:
 def unroll(model, tokens: Tensor, states: Tensor, depth: int) -> list[Tensor]:
     """The drafter's states ``[B, T, hidden]`` at each depth. A drafter that is not fed has only one.
 
-    ``tokens [B, T]``, ``states [B, T, hidden]`` of the target at the same positions; padding at the right end. Raises
+    ``tokens [B, T]``, ``states [B, T, width]`` of the target at the same positions; padding at the right end. Raises
     ValueError for a window that a draft of that depth would not fit into.
     """
     window = getattr(model.config, "window", None)
@@ -74,8 +79,9 @@ def unroll(model, tokens: Tensor, states: Tensor, depth: int) -> list[Tensor]:
     options = dict(past={}, window=window, use_cache=False)
     out: list[Tensor] = []
     with attending(model):
-        if not isinstance(model, FedLlama):
+        if not isinstance(model, FedModel):
             return [model.model(input_ids=tokens, **options).last_hidden_state]
+        states, options["first"] = model.fed(states), model.first
         for _ in range(depth):
             output = model.body(tokens, shift(states, 1), **options)
             out.append(output.last_hidden_state)

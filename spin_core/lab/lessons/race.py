@@ -14,7 +14,7 @@ from spin_core.lab.bench import race as bench
 from spin_core.lab.lessons import look, pages
 from spin_core.lab.lessons.panel import Work
 from spin_core.lab.lessons.show import folder
-from spin_core.lab.lessons.stored import Stored, stored
+from spin_core.lab.results.stored import Stored, stored
 from spin_core.lab.results import figures
 
 TWO, THREE = (bench.PLAIN, bench.ONE), (bench.PLAIN, bench.ONE, bench.SPIN)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from spin_core.lab.bench import names
-from spin_core.lab.lessons.stored import stored
+from spin_core.lab.results.stored import stored
 from spin_core.lab.simulate import paper
 from spin_core.lab.simulate.profiles import BYTES, DRAFTERS, Hardware, Model
 from spin_core.workloads import NAMES as WORKLOADS

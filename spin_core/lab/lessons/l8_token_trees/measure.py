@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 import torch
 
 from spin_core.draft import ModelDrafter
 from spin_core.engine import Engine, Prompt
-from spin_core.lab.lessons.stored import stored
+from spin_core.lab.results.stored import stored
+from spin_core.lab.simulate.best_shape import best_shape
 from spin_core.request import Request, SamplingParams
 from spin_core.trace import Event
 
@@ -85,13 +85,28 @@ def what_width_cost(cost: Mapping[int, Mapping[int, float]], tau: Mapping[int, f
     return "\n".join(lines)
 
 
-def boosting(directory: str | Path | None = None) -> str:
-    """What ``bench boost`` found, a line for each second drafter, wherever it ran."""
-    lines = [f"{row['first']} ranks {row['first_right']:.1%} of the held-out tokens first (run on {found.machine}); "
-             f"with {row['second']}, which alone ranks {row['second_right']:.1%} first, one of the two does so for "
-             f"{row['either_right']:.1%}"
-             for found in stored("boost", directory=directory) for row in found.rows]
-    return "\n".join(lines) or "no machine has recorded boost-tuning yet: bench boost"
+def by_rank(match: Sequence[float]) -> list[float]:
+    """Acceptance of the child of rank 0, 1, ... from the shares of tokens among a drafter's first 1, 2, ..."""
+    return [right - before for before, right in zip([0.0, *match], match)]
+
+
+def tokens_by_nodes(rates: Sequence[float], nodes: Sequence[int]) -> dict[str, list[float]]:
+    """Tokens expected per verification of a chain and of the best tree, by their number of nodes."""
+    return {"chain": [best_shape(rates[:1], n, n)[1] for n in nodes],
+            "best tree": [best_shape(rates, n, n)[1] for n in nodes]}
+
+
+def stored_width(drafter: str) -> tuple[list[float], dict[int, float], dict]:
+    """Acceptance by rank on greedy text, tokens per verification of the best tree by its nodes, and their origin, from
+    the report that ``bench trees`` left for the drafter."""
+    found, = stored("trees", lambda row: row["drafter"] == drafter and row["law"] == "greedy")[:1]
+    match = [row["measured"] for row in found.rows if row["part"].startswith("1:")]
+    points = {}
+    for row in found.rows:          # "best shape of 6 nodes", at "0.0.1, measured"; other shapes have commas
+        shape, _, what = row["at"].rpartition(", ") if isinstance(row["at"], str) else ("", "", "")
+        if row["part"].startswith("best shape") and what == "measured" and "," not in shape:
+            points[len(shape.split("."))] = row["measured"]
+    return by_rank(match), points, found.origin
 
 
 def step_seconds(runs: Iterable[list[Event]], batch: int) -> float:
