@@ -36,7 +36,7 @@ from spin_core.theory import speed_up
 
 MAX_SWITCH_COST = 0.05      # as a share of the seconds that plain decoding would take
 TRIES = 2                   # steps that it takes to find out whether a drafter is better than it seems
-FREE_TRIES = 4              # steps that a drafter gets in any case, over all requests
+FREE_TRIES = 3              # steps that a drafter gets in any case, over all requests
 P_BETTER = 0.3              # the probability that it is better by one standard deviation
 
 
