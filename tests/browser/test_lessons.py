@@ -117,14 +117,16 @@ def drive_dashboard(page) -> None:
     page.execute_script("arguments[0].scrollIntoView({block: 'center'})", panel)
 
     def number(name: str) -> str:
-        return panel.find_element(By.CSS_SELECTOR, f"[data-number='{name}']").text
+        # in one go: the view is replaced while it is read
+        return page.execute_script("return arguments[0].querySelector(arguments[1]).textContent", panel,
+                                   f"[data-number='{name}']")
 
     def press(word: str) -> None:
         next(b for b in panel.find_elements(By.CSS_SELECTOR, "button.jupyter-button") if b.text.strip() == word).click()
 
     before = number("counted over")
     press("start")
-    wait(lambda: "⏳" in panel.text, 1.0, "the sign that the dashboard works")
+    wait(lambda: "⏳" in page.execute_script("return arguments[0].textContent", panel), 1.0, "the sign that the dashboard works")
     wait(lambda: number("counted over") != before and float(number("goodput").split()[0].replace(",", "")) > 0, PATIENCE,
          "the dashboard's numbers to move")
     menu = next(m for m in panel.find_elements(By.CSS_SELECTOR, "select")
@@ -133,7 +135,7 @@ def drive_dashboard(page) -> None:
     wait(lambda: number("acceptance") == "–" and float(number("goodput").split()[0].replace(",", "")) > 0, PATIENCE,
          "plain decoding, in which nothing is accepted")
     press("stop")
-    wait(lambda: "stopped" in panel.text, PATIENCE, "the dashboard to stop")
+    wait(lambda: "stopped" in page.execute_script("return arguments[0].textContent", panel), PATIENCE, "the dashboard to stop")
     rows = panel.find_elements(By.CSS_SELECTOR, "table[data-table='settings'] tr")[1:]
     settings = [[cell.text for cell in row.find_elements(By.CSS_SELECTOR, "td")] for row in rows]
     assert [row[0] for row in settings] == ["fixed:none", "spin"] and settings[0][6].endswith("(now)")
@@ -188,7 +190,8 @@ def test_the_live_dashboard_serves_changes_and_stops(lab: Lab, browser, tmp_path
     """Lesson 7's last cells alone."""
     cells = ["from spin_core import zoo\nfrom spin_core.lab.lessons.l7_paper_figures import live",
              "live.dashboard(live.Server(zoo.load('smollm2'), at_once=2, tokens=12))"]
-    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells]),
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}     # else it is asked for
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells], metadata=kernel),
                    lab.folder / "dashboard.ipynb")
     run(browser, lab, "dashboard.ipynb")
     wait(lambda: browser.find_elements(By.CSS_SELECTOR, "[data-number='goodput']"), PATIENCE, "the dashboard")
