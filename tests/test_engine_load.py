@@ -99,7 +99,7 @@ def test_every_broken_draft_is_noticed():
 @pytest.mark.parametrize("beside, of_fair_share, quiet, holds", [(20.0, 1.2, 1.0, [True, True]),
                                                                   (8.0, .48, .5, [False, False])])
 def test_throughput_is_compared_with_the_fair_share(monkeypatch, beside, of_fair_share, quiet, holds):
-    """Two cores, both used alone, and two busy programs: a third of the machine is ours. Plain decoding keeps its share."""
+    """Two cores, both used alone, and two busy programs: a third of the machine is ours. Plain decoding keeps it."""
     measured = {("ours", 0): 50.0, ("ours", 2): beside, ("default", 0): 50 / quiet, ("default", 2): 1.0}
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
     monkeypatch.setattr(load_beside, "_program", lambda program, environment, busy, seconds: {
