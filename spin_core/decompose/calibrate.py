@@ -52,7 +52,7 @@ def measured(device: torch.device, dtype: torch.dtype, kv: int, group: int, dim:
         if kept["key"] == key:
             return Costs(**kept["costs"])
     except (OSError, ValueError, KeyError, TypeError):
-        pass                                            # absent or spoilt: measure
+        pass                                            # absent or damaged: measure
     began = time.monotonic()
     for _ in range(TRIES):
         costs, misfit = measure(device, dtype, Heads(kv, group), dim)
@@ -75,9 +75,9 @@ def measure(device: torch.device, dtype: torch.dtype, heads: Heads, dim: int, *,
             rounds: int = ROUNDS) -> tuple[Costs, float]:
     """Time plans that differ in what they charge, and fit the constants to the median round of each.
 
-    Not to the fastest round: calls that wake other threads vary, and a step makes many of them. Returns the constants and how badly they explain the medians of the even and
-    of the odd rounds: the root of the mean squared relative error. On a busy machine these differ,
-    however well the equation fits each.
+    Not to the fastest round: calls that wake other threads vary, and a step makes many of them. Returns the constants
+    and how badly they explain the medians of the even and of the odd rounds: the root of the mean squared relative
+    error. On a busy machine these differ, however well the equation fits each.
     """
     room, layers, most = 1024, 2, 16
     cache = SlotCache(layers, most, heads.kv, room, dim, dtype, device)

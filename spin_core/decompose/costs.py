@@ -1,7 +1,7 @@
 """What attention costs on a device, as an equation with a few constants.
 
 The model is linear, as SPIN's is: calls, keys and values read, scores computed, copies of queries, merging. A key
-(with its value) of one kv head costs something whoever looks at it, and something more for every query row that does.
+(with its value) of one kv head costs something however many queries attend to it, and more for each query row.
 :mod:`spin_core.decompose.calibrate` measures the constants.
 """
 
@@ -77,6 +77,7 @@ FIELDS = [name for name in Costs.__dataclass_fields__ if name not in ("kv", "gro
 def typical(dtype: torch.dtype, heads: Heads, dim: int) -> Costs:
     """What a core of a common CPU charges, by the bytes and the products of a key."""
     size = dtype.itemsize * dim
-    return Costs(heads.kv, heads.group, step_call=3e-5, unpooled_step=3e-5, unpooled_call=1.5e-5, unpooled_key=1e-10 * size,
-                 unpooled_score=5e-11 * dim, unpooled_query=3e-10 * size, pool_call=1e-4, pool_width=0.0, pool_key=2.4e-10 * size,
-                 pool_score=4e-11 * dim, pool_query=7e-10 * size, merge_call=6e-5, merge_query=1e-10 * size)
+    return Costs(heads.kv, heads.group, step_call=3e-5, unpooled_step=3e-5, unpooled_call=1.5e-5,
+                 unpooled_key=1e-10 * size, unpooled_score=5e-11 * dim, unpooled_query=3e-10 * size, pool_call=1e-4,
+                 pool_width=0.0, pool_key=2.4e-10 * size, pool_score=4e-11 * dim, pool_query=7e-10 * size,
+                 merge_call=6e-5, merge_query=1e-10 * size)

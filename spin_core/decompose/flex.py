@@ -16,9 +16,10 @@ import warnings
 import torch
 from torch import Tensor
 
-from spin_core.decompose.attend import TorchStep, Workspace
+from spin_core.decompose.attend import TorchStep, Workspace, share
 from spin_core.decompose.costs import Heads
-from spin_core.decompose.layout import SlotRows, in_flight_mask
+from spin_core.decompose.layout import SlotRows
+from spin_core.decompose.needs import View
 from spin_core.decompose.plan import LARGE, Plan
 from spin_core.kv.batch import RaggedBatch
 from spin_core.kv.cache import SlotCache
@@ -28,55 +29,73 @@ BLOCK = 128         # keys per block of the mask
 
 
 class FlexStep:
-    """The attention of one step; a request that reads a prompt is attended as in "per-request", and the whole batch with it.
+    """The attention of one step. A batch in which a request reads a prompt is attended as in "per-request".
 
     Masked keys are multiplied by a weight of zero where a block is seen in part, and zero times NaN is NaN; so values
     behind a request's end are blanked up to the end of its block. (They are written anew before they are read.)
     """
 
-    def __new__(cls, plan: Plan, batch: RaggedBatch, cache: SlotCache, heads: Heads, workspace: Workspace):
+    def __new__(cls, plan: Plan, batch: RaggedBatch, cache: SlotCache, heads: Heads, workspace: Workspace,
+                view: View | None = None, layer: int = 0):
         if max(batch.counts) > LARGE:
-            return TorchStep(plan, batch, cache, heads, workspace)
+            return TorchStep(plan, batch, cache, heads, workspace, view, layer)
         return super().__new__(cls)
 
-    def __init__(self, plan: Plan, batch: RaggedBatch, cache: SlotCache, heads: Heads,
-                 workspace: Workspace) -> None:
+    def __init__(self, plan: Plan, batch: RaggedBatch, cache: SlotCache, heads: Heads, workspace: Workspace,
+                 view: View | None = None, layer: int = 0) -> None:
         from torch.nn.attention.flex_attention import create_block_mask
 
+        view = view or View(batch)
         self.plan, self.cache, self.gqa = plan, cache, heads.group > 1
-        k = cache.k[0]
+        k = cache.k[layer]
         slots, _, room, _ = k.shape
-        height = 1 << (max(1, *batch.counts) - 1).bit_length()      # few shapes, as each is compiled
+        # few shapes, as each is compiled
+        height, behind = (1 << (max(1, *sizes) - 1).bit_length() for sizes in (
+            batch.counts, [p + c - s for p, c, s in zip(batch.prefix, batch.counts, batch.seen)]))
         self.rows = SlotRows(batch, slots, height, k.device)
-        prefix = torch.full((slots,), -1, dtype=torch.int64)
-        sees = torch.zeros(slots, height, height, dtype=torch.bool)      # row t of a slot sees in-flight key j
+        seen = torch.zeros(slots, dtype=torch.int64)
+        first = torch.zeros(slots, height, dtype=torch.int64)   # of the entries before, row t sees those from here
+        sees = torch.zeros(slots, height, behind, dtype=torch.bool)     # and of those behind, these
         stale: list[tuple[int, int]] = []
         for b, (slot, count) in enumerate(zip(batch.slots, batch.counts)):
-            prefix[slot] = batch.prefix[b]
-            sees[slot, :count, :count] = torch.from_numpy(in_flight_mask(batch, b))
+            own, start = view.in_flight(b)
+            seen[slot] = batch.seen[b]
+            sees[slot, :count, :own.shape[1]] = torch.from_numpy(own)
+            first[slot, :count] = torch.as_tensor(start)
             end = batch.prefix[b] + count
             last = min(room, -(-end // BLOCK) * BLOCK) if k.is_cuda else room
             stale += [(slot, entry) for entry in range(end, last)]
-        behind = torch.tensor(stale, dtype=torch.int64).view(-1, 2)
-        prefix, sees, behind = (t.to(k.device) for t in (prefix, sees, behind))
-        self.stale = behind.unbind(1)
+        seen, first, sees, unused = (t.to(k.device) for t in (seen, first, sees,
+                                                              torch.tensor(stale, dtype=torch.int64).view(-1, 2)))
+        self.stale = unused.unbind(1)
 
         def visible(b, h, q, key):
-            ahead = key - prefix[b]
-            return (ahead < 0) | (ahead < height) & sees[b, q, ahead.clamp(0, height - 1)]
+            ahead = key - seen[b]
+            return (ahead < 0) & (key >= first[b, q]) | (ahead >= 0) & (ahead < behind) & \
+                sees[b, q, ahead.clamp(0, behind - 1)]
 
         self.mask = create_block_mask(visible, slots, None, height, room, device=k.device)
         self.flex = _compiled() if k.is_cuda else _eager
 
-    def attend(self, layer: int, query: Tensor, scale: float) -> Tensor:
-        """``query [heads, N, head_dim]`` -> ``[N, heads, head_dim]``; keys and values of the layer are written."""
-        heads, total, dim = query.shape
-        if not total:
-            return query.new_empty(0, heads, dim)
+    def attend(self, layer: int, query: Tensor, scale: float, softcap: float | None = None,
+               sinks: Tensor | None = None) -> Tensor:
+        """As :meth:`TorchStep.attend`."""
+        heads, total, _ = query.shape
         keys, values = self.cache.k[layer], self.cache.v[layer]
+        if not total:
+            return query.new_empty(0, heads, values.shape[3])
         values[self.stale[0], :, self.stale[1]] = 0
-        return self.rows.collect(self.flex(self.rows.spread(query), keys, values, block_mask=self.mask, scale=scale,
-                                           enable_gqa=self.gqa))
+        out = self.flex(self.rows.spread(query), keys, values, block_mask=self.mask, scale=scale, enable_gqa=self.gqa,
+                        score_mod=_cap(softcap), return_lse=sinks is not None)
+        if sinks is not None:
+            out = out[0] * share(out[1], sinks[:, None]).to(query.dtype)
+        return self.rows.collect(out)
+
+
+@functools.cache
+def _cap(softcap: float | None):
+    """The same function for the same cap: for another one the kernel would be compiled again."""
+    return None if softcap is None else lambda score, b, h, q, key: softcap * torch.tanh(score / softcap)
 
 
 @functools.cache

@@ -17,16 +17,18 @@ import torch
 from torch import Tensor
 
 from spin_core.decompose.costs import Heads
+from spin_core.decompose.needs import View
 from spin_core.decompose.plan import LARGE, Plan, Pool
 from spin_core.kv.batch import RaggedBatch
 
 
 @dataclass
 class Unpooled:
-    """A request read where it is. ``rows`` are its query rows in the gathered block, ``tail [rows, T]`` is added to
-    the scores of the in-flight keys (None: all visible)."""
+    """A request read where it is: ``length`` entries from ``first``. ``rows`` are its query rows in the gathered block,
+    ``tail [rows, W]`` is added to the scores of the last W keys (None: all visible)."""
 
     slot: int
+    first: int
     length: int
     rows: slice
     tail: Tensor | None
@@ -64,10 +66,9 @@ class Layout:
         return len(self.unpooled) == 1 and not self.whole and not self.pools
 
 
-def build(plan: Plan, batch: RaggedBatch, heads: Heads, max_len: int, dtype: torch.dtype,
-          device: torch.device) -> Layout:
-    """The layout of ``plan`` for ``batch``, over a cache of ``[slots, kv_heads, max_len, head_dim]``."""
-    group, num_heads = heads.group, heads.kv * heads.group
+def build(plan: Plan, view: View, heads: Heads, max_len: int, dtype: torch.dtype, device: torch.device) -> Layout:
+    """The layout of ``plan`` for the batch of ``view``, over a cache of ``[slots, kv_heads, max_len, head_dim]``."""
+    batch, group, num_heads = view.batch, heads.group, heads.kv * heads.group
     out = np.zeros((len(batch.tokens), heads.kv, group), dtype=np.int64)
     queries: list[np.ndarray] = []
     unpooled, whole, pools = [], [], []
@@ -84,8 +85,8 @@ def build(plan: Plan, batch: RaggedBatch, heads: Heads, max_len: int, dtype: tor
         size = count * num_heads
         out[start:start + count] = np.arange(taken, taken + size).reshape(shape).transpose(2, 0, 1)
         queries.append((np.arange(num_heads)[:, None] + np.arange(start, start + count) * num_heads).ravel())
-        unpooled.append(Unpooled(batch.slots[b], plan.lengths[b], slice(gathered, gathered + size),
-                           _tail(batch, b, group, dtype, device)))
+        unpooled.append(Unpooled(batch.slots[b], view.first[b], plan.lengths[b], slice(gathered, gathered + size),
+                                 _tail(view, b, group, dtype, device)))
         taken, gathered = taken + size, gathered + size
 
     for pool in plan.pools:
@@ -102,7 +103,7 @@ def build(plan: Plan, batch: RaggedBatch, heads: Heads, max_len: int, dtype: tor
             out[start:start + count] = place[i, :, :count].transpose(1, 0, 2)
         pieces = block[owner]
         queries.append(pieces.ravel())
-        pools.append(_pack(pool, plan, batch, heads, max_len, dtype, device, owner,
+        pools.append(_pack(pool, view, heads, max_len, dtype, device, owner,
                            slice(gathered, gathered + pieces.size), slice(taken, taken + block.size)))
         taken, gathered = taken + block.size, gathered + pieces.size
 
@@ -110,24 +111,25 @@ def build(plan: Plan, batch: RaggedBatch, heads: Heads, max_len: int, dtype: tor
     return Layout(_to(flat, device), _to(out.ravel(), device), taken, unpooled, whole, pools)
 
 
-def _pack(pool: Pool, plan: Plan, batch: RaggedBatch, heads: Heads, max_len: int, dtype, device, owner: np.ndarray,
-          queries: slice, out: slice) -> Packed:
-    width, rows = pool.width, pool.queries
+def _pack(pool: Pool, view: View, heads: Heads, max_len: int, dtype, device, owner: np.ndarray, queries: slice,
+          out: slice) -> Packed:
+    batch, width, rows = view.batch, pool.width, pool.queries
     start = np.array([p.start for p in pool.pieces])[:, None]
     stop = np.array([p.stop for p in pool.pieces])[:, None]
     slot = np.array([batch.slots[p.request] for p in pool.pieces])[:, None, None]
     token = start + np.arange(width)                                               # [R, W]
     real = token < stop
     row = (slot * heads.kv + np.arange(heads.kv)[:, None]) * max_len               # [R, kv, 1]
-    keys = row + np.where(real, token, 0)[:, None]
+    first = np.array([view.first[p.request] for p in pool.pieces])[:, None]
+    keys = row + (first + np.where(real, token, 0))[:, None]
     visible = np.repeat(real[:, None], rows, 1)                                    # [R, rows, W]
     for r, piece in enumerate(pool.pieces):
-        b = piece.request
-        seen, count = batch.seen[b], batch.counts[b]
-        first = max(piece.start, seen)
-        if piece.stop > first:
-            visible[r, :count, first - piece.start:piece.stop - piece.start] = \
-                in_flight_mask(batch, b)[:, first - seen:piece.stop - seen]
+        mask = view.mask(piece.request)
+        seen = view.lengths[piece.request] - mask.shape[1]
+        begin = max(piece.start, seen)
+        if piece.stop > begin:
+            part = slice(begin - piece.start, piece.stop - piece.start)
+            visible[r, :len(mask), part] = mask[:, begin - seen:piece.stop - seen]
     mask = np.where(visible, 0.0, -np.inf).astype(np.float64 if dtype == torch.float64 else np.float32)
     mask = _to(np.repeat(mask, heads.group, 1)[:, None], device).to(dtype)
     pieces_of = np.bincount(owner)
@@ -169,16 +171,10 @@ class SlotRows:
         return out.transpose(1, 2).flatten(0, 1).index_select(0, self.place)
 
 
-def in_flight_mask(batch: RaggedBatch, b: int) -> np.ndarray:
-    """What the in-flight tokens see behind the ``seen`` entries that all see, bool ``[T, S + T]``."""
-    tree = batch.ancestors[b]
-    return np.tri(batch.counts[b], dtype=bool) if tree is None else tree.cpu().numpy()
-
-
-def _tail(batch: RaggedBatch, b: int, group: int, dtype, device) -> Tensor | None:
-    if batch.ancestors[b] is None:
-        return _chain_tail(batch.counts[b], group, dtype, device)
-    return _bias(in_flight_mask(batch, b), group, dtype, device)
+def _tail(view: View, b: int, group: int, dtype, device) -> Tensor | None:
+    if view.sight is None and view.batch.ancestors[b] is None:
+        return _chain_tail(view.batch.counts[b], group, dtype, device)
+    return _bias(view.mask(b), group, dtype, device)
 
 
 @functools.lru_cache(maxsize=256)

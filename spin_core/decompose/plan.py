@@ -116,7 +116,8 @@ class Plan:
         if self.kv_true:
             lines.append(f"  keys touched: {self.kv_touched}, {self.kv_touched / self.kv_true:.2f} times those needed; "
                          f"a padded batch would touch {max(self.lengths) * len(self.lengths)}")
-            lines.append(f"  queries touched: {self.q_touched}, {self.q_touched / sum(self.q_lens):.2f} times those given")
+            lines.append(f"  queries touched: {self.q_touched}, {self.q_touched / sum(self.q_lens):.2f} times those "
+                         "given")
         if self.seconds is not None:
             lines.append(f"  predicted: {self.seconds * 1e6:.0f} us per layer")
         if len(self.considered) > 1:
@@ -251,7 +252,8 @@ def _weighed(costs, cuts: _Cuts, ls, qs, large: bool, may_stay: bool) -> tuple[n
     pooled, unpooled = costs.pool(cuts.counts, cuts.wide, rows), costs.unpooled(ls, qs)[:, None]
     leaves = pooled >= unpooled
     calls = costs.calls(~leaves.all(0), (~leaves & (cuts.counts > 1)).any(0), cuts.wide)
-    fewer = costs.step_call + calls + costs.unpooled_step * (leaves.any(0) | large) + np.minimum(pooled, unpooled).sum(0)
+    calls = calls + costs.step_call + costs.unpooled_step * (leaves.any(0) | large)
+    fewer = calls + np.minimum(pooled, unpooled).sum(0)
     return np.minimum(total, fewer), leaves & (fewer < total)
 
 

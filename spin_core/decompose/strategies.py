@@ -10,6 +10,7 @@ from spin_core.decompose.attend import TorchStep, Workspace
 from spin_core.decompose.calibrate import measured
 from spin_core.decompose.costs import Costs, Heads
 from spin_core.decompose.flex import FlexStep
+from spin_core.decompose.needs import Sight, View
 from spin_core.decompose.plan import LARGE, STRATEGIES, Plan, plan
 from spin_core.decompose.steps import step_class
 from spin_core.kv.batch import RaggedBatch
@@ -29,19 +30,21 @@ class Attention:
     today's kernel without padding (:mod:`spin_core.decompose.flex`).
 
     All strategies give the same result up to the rounding of sums. Costs are measured when the first batch comes
-    for which they matter. ``like`` is the layer whose shape the steps are made for. Raises ValueError for a name that is
-    not known.
+    for which they matter. ``layer`` is one of those whose shape the steps are made for: keys and values of two widths
+    are left to "per-request" where "flex" cannot have them. Raises ValueError for a name that is not known.
     """
 
-    def __init__(self, strategy: str, num_heads: int, cache: SlotCache, like: int = 0) -> None:
+    def __init__(self, strategy: str, num_heads: int, cache: SlotCache, layer: int = 0) -> None:
         check_name(strategy)
-        self.strategy, self.cache, self.like = strategy, cache, like
+        self.strategy, self.cache, self.layer = strategy, cache, layer
         self.width: int | None = None       # of pieces; None: the cheapest
-        kv = cache.k[like].shape[1]
+        kv = cache.k[layer].shape[1]
         self.heads = Heads(kv, num_heads // kv)
         self.threads = torch.get_num_threads()      # of the thread that serves; others may read along with fewer
         self.workspace = Workspace()
-        self.cls = step_class(strategy, cache)
+        k, v = cache.k[layer], cache.v[layer]
+        uneven = strategy == "flex" and k.is_cuda and k.shape[3] != v.shape[3]
+        self.cls = TorchStep if uneven else step_class(strategy, cache)
 
     def plan(self, lengths: list[int], q_lens: list[int]) -> Plan:
         """The plan for one step: ``lengths`` are keys per request, in-flight tokens included."""
@@ -65,12 +68,14 @@ class Attention:
 
     def costs(self) -> Costs:
         """What this device charges."""
-        k = self.cache.k[self.like]
+        k = self.cache.k[self.layer]
         return measured(k.device, k.dtype, self.heads.kv, self.heads.group, k.shape[3], self.threads)
 
-    def step(self, batch: RaggedBatch) -> TorchStep:
-        """The attention of one step over ``batch``, shared by all layers."""
-        plan = self.plan([p + c for p, c in zip(batch.prefix, batch.counts)], batch.counts)
+    def step(self, batch: RaggedBatch, sight: Sight | None = None) -> TorchStep:
+        """The attention of one step over ``batch``, shared by all layers of this shape and ``sight``. A plan covers the
+        keys in sight."""
+        view = View(batch, sight)
+        plan = self.plan(view.lengths, batch.counts)
         # the kernels' bit masks hold 63 in-flight tokens: a drafter's tree may be larger
         wide = any(p + c - seen > 63 for p, c, seen in zip(batch.prefix, batch.counts, batch.seen) if seen < p)
-        return (TorchStep if wide else self.cls)(plan, batch, self.cache, self.heads, self.workspace)
+        return (TorchStep if wide else self.cls)(plan, batch, self.cache, self.heads, self.workspace, view, self.layer)

@@ -59,15 +59,3 @@ class RaggedBatch:
             else:
                 positions.extend((start + count - mask.shape[1] + mask.sum(1) - 1).tolist())
         return RaggedBatch(tokens, torch.tensor(positions, device=tokens.device), slots, counts, prefix, ancestors)
-
-    def masks(self) -> list[Tensor | None]:
-        """Per request a bool ``[T, prefix + T]``, True where a query sees a key; None where a plain causal or
-        full attention does the same without a mask (a first chunk of a chain, or a single token)."""
-        device, out = self.tokens.device, []
-        for count, start, tree in zip(self.counts, self.seen, self.ancestors):
-            if tree is None and (count == 1 or start == 0):
-                out.append(None)
-                continue
-            among = tree if tree is not None else torch.ones(count, count, dtype=torch.bool, device=device).tril()
-            out.append(torch.cat([torch.ones(count, start, dtype=torch.bool, device=device), among.to(device)], 1))
-        return out

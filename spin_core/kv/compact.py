@@ -2,7 +2,7 @@
 
 A tree's nodes lie in the cache in the order of the tree. Node ``path[i]`` was accepted as token i, so entry ``base +
 path[i]`` moves to ``base + i``. ``path`` ascends (parents come before children), so nothing moves backwards, but a
-destination may be another's source: whoever moves a request's entries reads all of them before it writes.
+destination may be another's source: so all of a request's entries are read before any is written.
 """
 
 from __future__ import annotations

@@ -124,7 +124,8 @@ class RingStep:
         self.fresh: tuple[Tensor, Tensor] | None = None
 
     def _visible(self, slot: int, prefix: int, count: int) -> tuple[Tensor, Tensor | None]:
-        """The ring's entries that new tokens see, and ``[count, entries + count]``, who sees what; None: all do."""
+        """The ring's entries that new tokens see, and ``[count, entries + count]``, which of them
+        each new token sees; None: all."""
         window, held = self.cache.window, self.cache.held[slot]
         starts = torch.tensor([window.start(prefix + i) for i in range(count)])[:, None]
         seen = torch.nonzero((held >= 0) & (held < prefix) & ((held < window.sink) | (held >= starts[0])))[:, 0]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def upload(values: list, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """``values`` as a tensor on ``device``; nobody waits for it to get there."""
+    """``values`` as a tensor on ``device``; without a wait for its arrival."""
     there = torch.device(device)
     here = torch.tensor(values, dtype=dtype, pin_memory=there.type == "cuda")
     return here.to(there, non_blocking=True)

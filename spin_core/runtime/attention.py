@@ -20,10 +20,9 @@ from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
 from spin_core.decompose.attend import TorchStep
-from spin_core.decompose.masked import MaskedStep
+from spin_core.decompose.needs import LayerNeeds
 from spin_core.kv.batch import RaggedBatch
 from spin_core.kv.cache import SlotCache
-from spin_core.runtime.layers import LayerNeeds
 
 NAME = "spin_core_ragged"
 _current = threading.local()
@@ -33,15 +32,14 @@ _current = threading.local()
 class Ragged:
     """What the attention function needs to know about one model pass, and the layers that called it.
 
-    ``special`` has the needs of the layers that ``step``, made for plain layers, cannot attend.
+    ``step`` attends the plain layers; ``special`` has the others' steps, with what these layers need.
     """
 
     batch: RaggedBatch
     cache: SlotCache
-    step: TorchStep
-    special: dict[int, LayerNeeds] = field(default_factory=dict)
+    step: TorchStep | None
+    special: dict[int, tuple[TorchStep, LayerNeeds]] = field(default_factory=dict)
     layers: set[int] = field(default_factory=set)
-    masked: MaskedStep | None = None
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Store a layer's new ``key`` and ``value [N, kv_heads, head_dim]``; attend to them and what came before.
@@ -50,12 +48,10 @@ class Ragged:
         """
         self.layers.add(layer)
         self.cache.write(layer, self.batch.slot_of, self.batch.entry_of, key, value)
-        needs = self.special.get(layer)
-        if needs is None:
+        if layer not in self.special:
             return self.step.attend(layer, query, scale)
-        if self.masked is None:
-            self.masked = MaskedStep(self.batch, self.cache)
-        return self.masked.attend(layer, query, scale, needs)
+        step, needs = self.special[layer]
+        return step.attend(layer, query, scale, needs.softcap, needs.sinks)
 
 
 def ragged_attention(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask=None, *,

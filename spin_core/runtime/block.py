@@ -17,7 +17,7 @@ from spin_core.runtime.linear import Product, packable
 PARTS = {"": {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"},
          "self_attn": {"q_proj", "k_proj", "v_proj", "o_proj"},
          "mlp": {"gate_proj", "up_proj", "down_proj", "act_fn"}}
-CAPTURE = "transformers.utils.output_capturing"     # its hooks sleep until somebody asks for a layer's insides
+CAPTURE = "transformers.utils.output_capturing"     # its hooks do nothing until hidden states are asked for
 
 
 class Block:
@@ -73,8 +73,9 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def fuse_layers(model: nn.Module) -> int:
     """Let every layer of ``model`` that is of this kind run as a :class:`Block`; return how many do.
 
-    Whether it is, is tried: families also differ where one does not see it, in norms that add one to their weight, or
-    in layers that rotate nothing. A layer may have a ``block()`` that makes one of its own kind, or None.
+    Whether it is, is tried: families also differ in what their modules' names do not show, in norms that add one to
+    their weight, or in layers that rotate nothing. A layer may have a ``block()`` that makes one of its own kind, or
+    None.
     """
     count = 0
     for layer in list(model.modules()):
@@ -86,7 +87,7 @@ def fuse_layers(model: nn.Module) -> int:
 
 
 def _looks_alike(layer: nn.Module) -> bool:
-    """Whether the layer has a block's parts, plain linear layers among them, and nobody listens inside."""
+    """Whether the layer has a block's parts, plain linear layers among them, and no hooks inside."""
     for part, names in PARTS.items():
         holder = layer.get_submodule(part)
         if {name for name, _ in holder.named_children()} != names:

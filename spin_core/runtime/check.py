@@ -35,7 +35,8 @@ def own_logits(model: PreTrainedModel, length: int = LENGTH) -> tuple[list[int],
     for index, layer in enumerate(past.layers):
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         if keys is None or values is None or keys.dim() != 4 or keys.shape[2] != length or values.shape[2] != length:
-            raise NotImplementedError(f"layer {index} keeps something else of its past than a key and a value per token")
+            raise NotImplementedError(f"layer {index} keeps something else of its past than a key and a value per "
+                                      "token")
         shapes.append((keys.shape[1], keys.shape[3], values.shape[3]))
     return tokens, out.logits[0], shapes
 
@@ -57,18 +58,19 @@ class Contradiction(NotImplementedError):
 
 
 def refuse_forgetful(model: PreTrainedModel, windows: dict[int, int | None], max_len: int) -> None:
-    """Raise Contradiction where the library's cache forgets, in ``max_len`` tokens, some that its mask still shows. ``windows``: by
-    layer, how many tokens the mask shows, None for all."""
+    """Raise Contradiction where the library's cache forgets, in ``max_len`` tokens, some that its mask still shows.
+    ``windows``: by layer, how many tokens the mask shows, None for all."""
     for index, layer in enumerate(DynamicCache(config=model.config.get_text_config(decoder=True)).layers):
         kept = getattr(layer, "sliding_window", None) if getattr(layer, "is_sliding", False) else None
         if kept and kept < max_len and windows.get(index, 0) is None:
-            raise Contradiction(f"layer {index} shows a token all of its past, but the library's cache keeps {kept} tokens")
+            raise Contradiction(f"layer {index} shows a token all of its past, but the library's cache keeps {kept} "
+                                "tokens")
 
 
 def difference(forward: Callable, truncate: Callable[[int, int], None], ways: dict[str, object], slots: int,
                tokens: list[int], expected: Tensor) -> tuple[float, str]:
-    """The largest difference between our logits and ``expected [T, V]``, relative to the largest logit, and where it is:
-    in a prompt, or in drafted tokens that are attended in one of the ``ways``, by name.
+    """The largest difference between our logits and ``expected [T, V]``, relative to the largest logit, and where it
+    is: in a prompt, or in drafted tokens that are attended in one of the ``ways``, by name.
 
     Two requests, or one after the other where there is one slot, read the first chunk and drafts that are taken back.
     Then, in every way, one of them reads the text's last tokens as a chain, the other as many nodes of a token tree.

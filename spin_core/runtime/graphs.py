@@ -6,7 +6,7 @@ fixed memory, so a pass is fitted into a bucket: B requests, T rows for each (th
 entries to attend to. What differs from pass to pass (tokens, positions, slots, prefixes) is copied into the graph's
 inputs before it is replayed.
 
-Padding rows write their keys behind what their request holds: stale entries, which nobody reads. Entries that were
+Padding rows write their keys behind what their request holds: stale entries, which are never read. Entries that were
 never written may hold anything, even NaN, so they are blanked before they are multiplied by a weight of zero.
 """
 
@@ -136,8 +136,8 @@ class Graphs:
         cache, most = self.runner.cache, max(counts, default=0)
         wide = next((t for t in ROWS if t >= most), None)
         prefix = [cache.lengths[s] for s in slots]
-        if self.failed or not slots or wide is None or min(counts) < 1 or len(slots) > MOST_REQUESTS or len({*slots}) < len(slots) \
-                or max(prefix) + wide > cache.max_len:
+        if self.failed or not slots or wide is None or min(counts) < 1 or len(slots) > MOST_REQUESTS or \
+                len({*slots}) < len(slots) or max(prefix) + wide > cache.max_len:
             return None
         length = min(cache.max_len, max(SHORTEST, 1 << (max(prefix) + wide - 1).bit_length()))
         bucket = self._bucket(len(slots), wide, length, len(slots) * wide, states)
@@ -168,8 +168,8 @@ class Graphs:
         flattened rows whose logits are wanted; ``states [B, T, hidden]`` for drafters that are fed. All are int64 on
         the device. Returns the logits ``[K, V]``, good until the next pass.
 
-        A row that has no room goes to the cache's last entry, which no text needs: whoever fills the one before has
-        reached the limit. ``cache.lengths`` is left as it is.
+        A row that has no room goes to the cache's last entry, which no text needs: a request that fills the one
+        before has reached the limit. ``cache.lengths`` is left as it is.
         """
         cache, (batch, rows) = self.runner.cache, tokens.shape
         length = min(cache.max_len, max(SHORTEST, 1 << (most + rows - 1).bit_length()))

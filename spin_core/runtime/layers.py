@@ -1,61 +1,23 @@
-"""What each attention layer of a model needs: the one place that says so.
+"""Asking a model what each of its attention layers needs (:class:`spin_core.decompose.needs.LayerNeeds`).
 
-The model is asked. It runs once over a short prompt with an attention function that only takes notes: the shapes of
-keys and values, a cap on scores, sinks. The masks that the library would build are caught before they are built, as
+The model runs once over a short prompt with an attention function that only takes notes: the shapes of keys and values,
+a cap on scores, sinks. The masks that the library would build are caught before they are built, as
 rules over positions, so a window of 4096 tokens is found with a prompt of six.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from spin_core.decompose.needs import LayerNeeds, Sight
+
 NAME = "spin_core_survey"
 KNOWN = ("sliding_window", "softcap", "s_aux")          # options of an attention call that change its result
 UNKNOWN = ("position_bias", "attention_bias", "block_table", "indices")
-
-
-@dataclass(frozen=True)
-class Sight:
-    """Which tokens a layer's token sees: the latest ``size`` including itself (a sliding window), or those of its own
-    chunk of ``size`` tokens."""
-
-    size: int
-    chunked: bool = False
-
-    def start(self, position):
-        """The first position that the token at ``position`` (an int, an array or a tensor) sees."""
-        first = position // self.size * self.size if self.chunked else position + 1 - self.size
-        return max(0, first) if isinstance(first, int) else first.clip(min=0)
-
-
-@dataclass(frozen=True)
-class LayerNeeds:
-    """``heads`` query heads over ``kv_heads`` of ``key_dim`` and ``value_dim``; ``sight``, None for all of the past;
-    scores capped to ``softcap * tanh(score / softcap)``; ``sinks [heads]``, one more score in every softmax, without a
-    value (None: no such thing)."""
-
-    heads: int
-    kv_heads: int
-    key_dim: int
-    value_dim: int
-    sight: Sight | None = None
-    softcap: float | None = None
-    sinks: Tensor | None = None
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """What one token occupies in the cache: kv heads, width of a key, width of a value."""
-        return self.kv_heads, self.key_dim, self.value_dim
-
-    def alike(self, other: "LayerNeeds") -> bool:
-        """Whether fast attention made for ``other``'s shapes gives this layer's, as far as its sight goes."""
-        return (self.softcap is None and self.sinks is None and self.key_dim == self.value_dim
-                and (self.heads, self.shape) == (other.heads, other.shape))
 
 
 class _Notes:
@@ -86,7 +48,7 @@ class _Notes:
 
 
 class _Rule:
-    """Stands where a mask would: the library's own rule of who sees whom."""
+    """Stands where a mask would: the library's own rule of which token sees which."""
 
     def __init__(self, visible: Callable, size: int | None) -> None:
         self.visible, self.size = visible, size

@@ -56,7 +56,8 @@ class LibraryPasses:
         places = torch.tensor(seen, dtype=torch.int64, device=device)
         new = torch.tensor([batch.prefix[b] + node for node in nodes], device=device)
         past = DynamicCache()
-        past.layers = [_SlotLayer(key[slot], value[slot], places, new) for key, value in zip(self.cache.k, self.cache.v)]
+        past.layers = [_SlotLayer(key[slot], value[slot], places, new)
+                       for key, value in zip(self.cache.k, self.cache.v)]
         tokens = batch.tokens[torch.tensor([batch.starts[b] + node for node in nodes], device=device)]
         return call(self.model, tokens, past, len(seen)).logits[0]
 
@@ -78,8 +79,8 @@ def _chains(batch: RaggedBatch, b: int) -> list[tuple[list[int], list[int]]]:
 
 
 def call(model: PreTrainedModel, tokens: Tensor, past: DynamicCache, start: int):
-    """The library's own pass over ``tokens [T]``, which follow ``start`` others in ``past``, as its ``generate`` makes it:
-    with positions, if the model takes them, under the name that this release has for a cache."""
+    """The library's own pass over ``tokens [T]``, which follow ``start`` others in ``past``, as its ``generate`` makes
+    it: with positions, if the model takes them, under the name that this release has for a cache."""
     takes = inspect.signature(model.forward).parameters
     name = next((name for name in ("past_key_values", "cache", "cache_params") if name in takes), "past_key_values")
     places = {"position_ids": torch.arange(start, start + len(tokens), device=tokens.device)[None]}

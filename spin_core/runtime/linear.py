@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+
 class Product:
     """``x @ weight.T + bias`` in fp32, with weights packed by oneDNN. Same products, another order of summation.
 
@@ -34,7 +35,7 @@ class Product:
         return torch.ops.mkldnn._linear_pointwise.binary(x, add, _pack(*self.weights), bias, "add")
 
     def unpack(self) -> None:
-        """Let go of the packed weights. Who needs them packs them anew."""
+        """Drop the packed weights; the next product packs them anew."""
         vars(self.weights[0]).pop("_spin_packed", None)
 
 

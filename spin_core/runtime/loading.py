@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from spin_core.decompose.needs import LayerNeeds
 from spin_core.decompose.strategies import Attention, check_name
 from spin_core.kv.batch import RaggedBatch
 from spin_core.kv.cache import SlotCache
@@ -18,7 +19,7 @@ from spin_core.kv.ring import RingAttention, RingCache, Window
 from spin_core.runtime.attention import Ragged, attach, serving
 from spin_core.runtime.block import fuse_layers
 from spin_core.runtime.check import LENGTH, TOLERANCE, WIDTH, Contradiction, difference, own_logits, refuse_forgetful
-from spin_core.runtime.layers import LayerNeeds, refuse_positions, survey
+from spin_core.runtime.layers import refuse_positions, survey
 from spin_core.runtime.library import LibraryPasses
 from spin_core.runtime.linear import pack_linears
 from spin_core.runtime.tensor_parallel import local_heads, parts_of
@@ -28,27 +29,39 @@ from spin_core.runtime.tensor_parallel import local_heads, parts_of
 class Prepared:
     """A second module tree that shares every weight with the caller's model, and the cache for it.
 
-    ``needs`` of every attention layer; ``odd``, of those that plain attention in the shape of layer ``like`` may not be
-    enough for. ``library``, if the passes are the library's own.
+    ``needs`` of every attention layer; ``odd``, of those that differ from plain attention in the shape of layer
+    ``like``. ``attentions`` by shape: heads, kv heads, widths of a key and of a value. ``library``, if the passes are
+    the library's own.
     """
 
     model: PreTrainedModel
     cache: SlotCache
     needs: dict[int, LayerNeeds]
     odd: dict[int, LayerNeeds]
-    attention: Attention | RingAttention | None = None
+    attentions: dict[tuple, Attention | RingAttention] = field(default_factory=dict)
     library: LibraryPasses | None = None
     like: int = 0
+
+    @property
+    def base(self) -> tuple:
+        """The shape of the plain layers."""
+        needs = self.needs[self.like]
+        return needs.heads, *needs.shape
 
     def logits(self, batch: RaggedBatch, rows: list[int], **inputs) -> Tensor:
         """One pass: the batch's keys and values are in the cache then. The logits of the flattened ``rows [R, V]``."""
         if self.library:
             return self.library.logits(batch, rows)
-        step = self.attention.step(batch)
+        plain = self.attentions[self.base].step(batch) if len(self.odd) < len(self.needs) else None
         longest = max((p + c for p, c in zip(batch.prefix, batch.counts)), default=0)
-        special = {i: needs for i, needs in self.odd.items()        # a window that holds all the text is none
-                   if needs.sight is None or longest > needs.sight.size or not needs.alike(self.needs[self.like])}
-        ragged = Ragged(batch, step if isinstance(self.cache, RingCache) else self.cache, step, special)
+        steps, special = {(*self.base, None): plain} if plain else {}, {}
+        for layer, needs in self.odd.items():       # a window that holds all the text is none
+            sight = needs.sight if needs.sight and needs.sight.size < longest else None
+            key = (needs.heads, *needs.shape, sight)
+            if key not in steps:
+                steps[key] = self.attentions[key[:-1]].step(batch, sight)
+            special[layer] = steps[key], needs
+        ragged = Ragged(batch, plain if isinstance(self.cache, RingCache) else self.cache, plain, special)
         with serving(ragged):
             logits = self.model(input_ids=batch.tokens[None], position_ids=batch.positions[None], use_cache=False,
                                 logits_to_keep=torch.tensor(rows, dtype=torch.int64, device=batch.tokens.device),
@@ -109,18 +122,20 @@ def _on_ragged_batches(model: PreTrainedModel, slots: int, max_len: int, verific
     attach(shared)
     fuse_layers(shared)
     pack_linears(shared)
-    like = next((i for i in sorted(needs, key=lambda i: (needs[i].sight is not None, i)) if needs[i].alike(needs[i])), 0)
+    like = next((i for i in sorted(needs, key=lambda i: (needs[i].sight is not None, i)) if needs[i].plain), 0)
     base = needs[like]
     odd = {i: layer for i, layer in needs.items() if layer.sight or not layer.alike(base)}
     shape = (len(needs), slots, base.kv_heads, max_len, base.key_dim, model.dtype, model.device)
     if window is None:
         cache = SlotCache(*shape, shapes=[needs[i].shape for i in range(len(needs))])
-        return Prepared(shared, cache, needs, odd, Attention(verification, base.heads, cache, like), like=like)
+        attentions = {(layer.heads, *layer.shape): Attention(verification, layer.heads, cache, i)
+                      for i, layer in sorted(needs.items(), reverse=True)}
+        return Prepared(shared, cache, needs, odd, attentions, like=like)
     if odd:
-        raise NotImplementedError(f"layer {min(odd)} has a window, a cap, sinks or widths of its own, which a sparse cache "
-                                  "does not serve")
+        raise NotImplementedError(f"layer {min(odd)} has a window, a cap, sinks or widths of its own, which a sparse "
+                                  "cache does not serve")
     cache = RingCache(window, *shape)
-    return Prepared(shared, cache, needs, odd, RingAttention(cache))
+    return Prepared(shared, cache, needs, odd, {(base.heads, *base.shape): RingAttention(cache)})
 
 
 def _by_the_library(model: PreTrainedModel, slots: int, max_len: int) -> Prepared:
@@ -143,20 +158,22 @@ def _tried(ready: Prepared, model: PreTrainedModel, check: bool) -> Prepared:
         slots, counts = list(range(len(texts))), list(map(len, texts))
         tokens = torch.tensor([token for text in texts for token in text], device=model.device)
         batch = RaggedBatch.build(tokens, slots, counts, cache.lengths[:len(slots)], trees)
-        logits = replace(ready, attention=way).logits(batch, list(rows))
+        logits = replace(ready, attentions=way).logits(batch, list(rows))
         for slot, count in zip(slots, counts):
             cache.lengths[slot] += count
         return logits
 
     if not check or cache.max_len < LENGTH:
-        forward(ready.attention, [[0]], [None], [0])
+        forward(ready.attentions, [[0]], [None], [0])
     else:
         tokens, expected, _ = own_logits(share_weights(model).eval())
-        ways = {"request by request": None} if ready.library else ready.attention.ways(WIDTH)
+        each = {shape: attention.ways(WIDTH) for shape, attention in ready.attentions.items()}
+        names = each[ready.base] if each else ["request by request"]
+        ways = {name: {shape: by_name[name] for shape, by_name in each.items()} for name in names}
         worst, where = difference(forward, cache.truncate, ways, len(cache.lengths), tokens, expected)
         if not worst <= TOLERANCE.get(expected.dtype, 1e-1):
-            raise NotImplementedError(f"its logits differ from the library's by {worst:.1e} of the largest, which is more "
-                                      f"than rounding ({where})")
+            raise NotImplementedError(f"its logits differ from the library's by {worst:.1e} of the largest, which is "
+                                      f"more than rounding ({where})")
     for slot in range(len(cache.lengths)):
         cache.truncate(slot, 0)
     return ready

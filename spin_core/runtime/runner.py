@@ -49,12 +49,12 @@ class ModelRunner:
 
     @property
     def attention(self):
-        """What plans and attends each pass; another one with a ``step(batch)`` may take its place."""
-        return self.ready.attention
+        """What plans and attends the plain layers of a pass; another one with a ``step(batch)`` may take its place."""
+        return self.ready.attentions.get(self.ready.base)
 
     @attention.setter
     def attention(self, attention) -> None:
-        self.ready.attention = attention
+        self.ready.attentions[self.ready.base] = attention
 
     @property
     def num_layers(self) -> int:

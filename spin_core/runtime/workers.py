@@ -1,4 +1,4 @@
-"""Worker threads that end with their owner, a watch over calls that may hang, and thread counts for one thread alone."""
+"""Worker threads that end with their owner, a watch over calls that may hang, and thread counts of one thread."""
 
 from __future__ import annotations
 

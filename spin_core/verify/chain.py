@@ -165,7 +165,8 @@ class _Sampled:
                 self._end(alive[i:i + 1], p[i])
         if rejected:
             rows, at = torch.tensor([rejected, [place[i] for i in rejected]], device=device)
-            self._end([alive[i] for i in rejected], residual(p.index_select(0, rows), _drafted_distribution(self.draft, at, p)))
+            q = _drafted_distribution(self.draft, at, p)
+            self._end([alive[i] for i in rejected], residual(p.index_select(0, rows), q))
         return accept
 
     def _end(self, requests: list[int], weights: Tensor) -> None:

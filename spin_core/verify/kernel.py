@@ -18,8 +18,9 @@ joins the chunks' results, decides, and queues what the request needs next. A ro
            memory where that holds the rows in work (a row of 128256 bf16 logits is 257 kB). Filtered rows are
            drawn from in the same way, and read besides as often as :mod:`kernel_filters` says.
 
-Each row up to the deciding one is read once, a rejected one of a sampled draft twice, none behind it at all. The rest are gathers: of each tested token, and of the group of
-:data:`GROUP` columns that won a draw. No softmax, mask or one-hot q is ever written.
+Each row up to the deciding one is read once, a rejected one of a sampled draft twice, none behind it at all. The rest
+are gathers: of each tested token, and of the group of :data:`GROUP` columns that won a draw. No softmax, mask or
+one-hot q is ever written.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ def _finish(TOKENS, OUT, ACCEPTED, FAILED, NEXT, LAST, SLOT, LENGTHS, b, start, 
 @triton.jit(do_not_specialize=["batch", "width", "chunks", "slots", "probs_stride"],
             do_not_specialize_on_alignment=["TOKENS", "CU", "PROB_ROW", "TEMPERATURE", "TOP_K", "TOP_P", "MIN_P",
                                             "SEED", "POSITION", "OUT", "ACCEPTED", "FAILED", "NEXT", "LAST", "SLOT",
-                                            "LENGTHS", "PARTS", "WINNERS", "DISTRIBUTIONS", "ARRIVED", "COUNTERS", "QUEUE"])
+                                            "LENGTHS", "PARTS", "WINNERS", "DISTRIBUTIONS", "ARRIVED", "COUNTERS",
+                                            "QUEUE"])
 def _verify(LOGITS, TOKENS, CU, PROBS, PROB_ROW, MAP, TEMPERATURE, TOP_K, TOP_P, MIN_P, SEED, POSITION,
             OUT, ACCEPTED, FAILED, NEXT, LAST, SLOT, LENGTHS, PARTS, WINNERS, DISTRIBUTIONS, ARRIVED, COUNTERS, QUEUE,
             batch, vocab, width, chunks, slots, logits_stride, probs_stride,

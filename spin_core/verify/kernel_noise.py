@@ -21,8 +21,8 @@ def uniform(seed, position):
 
 @triton.jit
 def inverse_exponential(seed, position, item, first):
-    """1 / E, the noise of ``item`` (int32: a column or a group) in the round of an exponential race whose blocks begin at
-    ``first``; E: see randomness.exponential_race."""
+    """1 / E, the noise of ``item`` (int32: a column or a group) in the round of an exponential race whose blocks begin
+    at ``first``; E: see randomness.exponential_race."""
     block = (item // 4).to(tl.uint32) + first
     zero = block * 0
     a, b, c, d = tl.philox(seed, block, zero + position.to(tl.uint32), zero + _RESIDUAL, zero)

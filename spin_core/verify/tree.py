@@ -3,8 +3,8 @@
 SpecInfer (arXiv 2305.09781), multi-step speculative sampling: at a node test its children one after the other. Child
 x, drawn from q, is accepted with probability min(1, p(x) / q(x)); a rejection leaves p <- (p - q)+ normalised for the
 next child, and when none is left the token is drawn from what remains of p. Each step is exact *if q is the
-distribution that child was drawn from, given the children rejected before it*. So the way children are drawn decides the q they are
-tested with, and a way of drawing without such a q is refused: see :mod:`spin_core.draft.tree`.
+distribution that child was drawn from, given the children rejected before it*. So the way children are drawn decides
+the q they are tested with, and a way of drawing without such a q is refused: see :mod:`spin_core.draft.tree`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def trials(p: Tensor, way: str, tokens: list[int], distributions: Iterable[Tenso
     """``[V]`` each: the p and q that child 0, 1, ... is tested with, given that those before it were rejected.
 
     ``distributions`` holds what each child was drawn from, its siblings not considered; ``rows`` says which of these
-    are one and the same (None: all of them). One pair more than there are children: last comes what is left of p when all are
-    rejected, and a q of zero.
+    are one and the same (None: all of them). One pair more than there are children: last comes what is left of p when
+    all are rejected, and a q of zero.
     """
     for i, q in enumerate(distributions):
         if way == "without_replacement":
@@ -56,7 +56,7 @@ def verify_tree(logits: Tensor, draft: Tree, sampling: SamplingBatch, position: 
     those behind each of its nodes. ``sampling`` has B rows. ``position [B]`` int64, the absolute index of the first
     token being decided. For a tree that is a chain the verdict is that of ``verify_chain``, draw by draw.
 
-    A request fails, alone, if a row on its way has no distribution. Raises ValueError if the shapes do not fit together.
+    A request fails, alone, if a row on its way has no distribution. Raises ValueError if the shapes do not fit.
     """
     check_shapes(logits, draft, sampling, position, "verify_tree", "nodes", "trees")
     batch, device = len(sampling), logits.device

@@ -6,10 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ragged_cases import COSTS, MAX_LEN, Case, ancestors, case, ragged
+from ragged_cases import COSTS, MAX_LEN, Case, ancestors, case, ragged, special
 
 from spin_core.decompose import STRATEGIES, plan
 from spin_core.decompose.attend import Workspace
+from spin_core.decompose.needs import Sight, View
 from spin_core.decompose.plan import LARGE, Piece
 from spin_core.decompose.reference import attend_piece, attend_request, merge
 from spin_core.decompose.strategies import WAYS, Attention, step_class
@@ -18,10 +19,10 @@ TIGHT = dict(rtol=1e-12, atol=1e-12)
 
 
 def attend(c: Case, strategy: str, *, width: int | None = None, layer: int = 0, workspace: Workspace | None = None):
-    lengths = [p + n for p, n in zip(c.batch.prefix, c.batch.counts)]
-    made = plan(lengths, c.batch.counts, "per-request" if strategy == "flex" else strategy, costs=COSTS, width=width)
-    step = step_class(strategy, c.cache)(made, c.batch, c.cache, c.heads, workspace or Workspace())
-    return step.attend(layer, c.query, c.scale)
+    view = View(c.batch, c.needs.sight)
+    made = plan(view.lengths, c.batch.counts, "per-request" if strategy == "flex" else strategy, costs=COSTS, width=width)
+    step = step_class(strategy, c.cache)(made, c.batch, c.cache, c.heads, workspace or Workspace(), view)
+    return step.attend(layer, c.query, c.scale, c.needs.softcap, c.needs.sinks)
 
 
 @settings(max_examples=60, deadline=None)
@@ -57,6 +58,35 @@ def test_a_piece_that_is_not_seen_has_no_share():
 def test_strategies_equal_the_textbook(strategy, requests, heads, seed):
     c = case(requests, kv=heads[0], group=heads[1], seed=seed)
     torch.testing.assert_close(attend(c, strategy), c.expected, **TIGHT)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@settings(max_examples=40, deadline=None)
+@given(ragged(), special(), st.sampled_from([1, 4, 16]), st.integers(0, 2 ** 31))
+def test_special_layers_equal_the_textbook(strategy, requests, needs, width, seed):
+    """Windows and chunks shorter and longer than the texts, capped scores, sinks, values narrower than keys."""
+    c = case(requests, seed=seed, **needs)
+    torch.testing.assert_close(attend(c, strategy, width=width), c.expected, **TIGHT)
+
+
+@pytest.mark.parametrize("strategy", WAYS)
+@pytest.mark.parametrize("needs", [dict(sight=Sight(7)), dict(sight=Sight(16, True), softcap=0.7),
+                                   dict(sinks=True, value_dim=5), dict(softcap=0.7, sinks=True)])
+def test_special_layers_read_prompts_and_drafts(strategy, needs):
+    c = case([(0, LARGE + 3, None), (20, LARGE + 1, None), (40, 5, None), (33, 4, (-1, 0, 0, 1)), (50, 1, None)], **needs)
+    torch.testing.assert_close(attend(c, strategy), c.expected, **TIGHT)
+
+
+def test_a_windowed_layer_reads_only_the_keys_in_sight():
+    """A plan covers min(length, window) keys, and the drafts' own: what lies before may be anything."""
+    c = case([(60, 1, None), (3, 2, None), (50, 4, None)], sight=Sight(8))
+    view = View(c.batch, c.needs.sight)
+    assert view.lengths == [8, 5, 11] and view.first == [53, 0, 43]
+    for slot, first in zip(c.batch.slots, view.first):
+        c.cache.k[0][slot, :, :first] = c.cache.v[0][slot, :, :first] = torch.nan
+    for strategy in STRATEGIES:
+        torch.testing.assert_close(attend(c, strategy), c.expected, **TIGHT)
+    assert Attention("padded", 6, c.cache).step(c.batch, c.needs.sight).plan.kv_touched == 3 * 11
 
 
 @settings(max_examples=70, deadline=None)

@@ -6,10 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ragged_cases import COSTS, case, ragged
+from ragged_cases import COSTS, case, ragged, special
 
 from spin_core.decompose import plan
 from spin_core.decompose.attend import Workspace
+from spin_core.decompose.needs import View
 from spin_core.decompose.plan import LARGE
 
 triton = pytest.importorskip("triton")
@@ -24,10 +25,10 @@ def device(request) -> str:
 
 
 def check(c, *, strategy: str = "decomposed", width: int | None = None, tolerance: float, layer: int = 0) -> None:
-    lengths = [p + n for p, n in zip(c.batch.prefix, c.batch.counts)]
-    made = plan(lengths, c.batch.counts, strategy, costs=COSTS, width=width)
-    step = KernelStep(made, c.batch, c.cache, c.heads, Workspace())
-    out = step.attend(layer, c.query, c.scale)
+    view = View(c.batch, c.needs.sight)
+    made = plan(view.lengths, c.batch.counts, strategy, costs=COSTS, width=width)
+    step = KernelStep(made, c.batch, c.cache, c.heads, Workspace(), view)
+    out = step.attend(layer, c.query, c.scale, c.needs.softcap, c.needs.sinks)
     torch.testing.assert_close(out.double().cpu(), c.expected, rtol=tolerance, atol=tolerance)
 
 
@@ -37,6 +38,13 @@ def test_ragged_batches_of_chains_and_trees(device, requests, width, heads):
     """Unused memory holds NaN throughout."""
     c = case(requests, kv=heads[0], group=heads[1], dim=16, dtype=torch.float32, device=device)
     check(c, width=width, tolerance=1e-5)
+
+
+@settings(max_examples=12, deadline=None)
+@given(ragged(requests=3), special(), st.sampled_from([3, 16, 40]))
+def test_special_layers(device, requests, needs, width):
+    """Windows, chunks, capped scores, sinks, values narrower than keys."""
+    check(case(requests, dim=16, dtype=torch.float32, device=device, **needs), width=width, tolerance=1e-5)
 
 
 @pytest.mark.parametrize("dim", [8, 20, 64])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from spin_core.decompose.needs import View
 from spin_core.runtime import RaggedBatch, SlotCache
 
 
@@ -67,13 +68,13 @@ def test_a_tree_node_sits_at_its_depth_but_is_stored_in_order():
     batch = RaggedBatch.build(torch.arange(4), slots=[2], counts=[4], prefix=[10], ancestors=[tree])
     assert batch.positions.tolist() == [10, 11, 11, 12]
     assert batch.entry_of.tolist() == [10, 11, 12, 13]
-    mask, = batch.masks()
+    mask = View(batch).library_mask(0, torch.device("cpu"))
     assert mask[:, :10].all() and torch.equal(mask[:, 10:], tree)
 
 
 def test_masks_are_made_only_where_a_plain_attention_would_be_wrong():
     batch = RaggedBatch.build(torch.arange(6), slots=[0, 1, 2], counts=[3, 1, 2], prefix=[0, 7, 2])
-    first_chunk, single, later = batch.masks()
+    first_chunk, single, later = (View(batch).library_mask(b, torch.device("cpu")) for b in range(3))
     assert first_chunk is None and single is None
     assert later.tolist() == [[True, True, True, False], [True, True, True, True]]
 

@@ -12,7 +12,7 @@ import tiny
 import torch
 import transformers as hf
 
-from spin_core.decompose import attend, layout
+from spin_core.decompose import attend, layout, needs
 from spin_core.decompose.flex import FlexStep
 from spin_core.runtime import ModelRunner
 
@@ -172,7 +172,7 @@ WRONG = {       # strategy: what is broken, how, and where the check must find i
     ("padded", "pools"): (attend, "rectangle", lambda whole: lambda *args: whole(*args) * 1.01, "drafts, padded"),
     ("auto", "merging"): (attend, "merge_pieces", lambda whole: lambda *args: whole(*args) * 1.01, "drafts, decomposed"),
     ("auto", "masks"): (layout, "_tail", lambda whole: lambda *args: None, "drafts, per-request"),
-    ("decomposed", "trees"): (layout, "in_flight_mask", lambda whole: lambda batch, b: np.tri(batch.counts[b], dtype=bool),
+    ("decomposed", "trees"): (needs, "in_flight_mask", lambda whole: lambda batch, b: np.tri(batch.counts[b], dtype=bool),
                               "drafts, decomposed"),
     ("flex", "rows"): (FlexStep, "attend", lambda whole: lambda *args: whole(*args) * 1.01, "drafts, flex"),
 }

@@ -4,8 +4,7 @@
     python -m venv llama && llama/bin/pip install llama-cpp-python
     python -m spin_core bench peers --peer vllm=vllm/bin/python llama.cpp=llama/bin/python
 
-A peer is a process of that interpreter that runs ``serve_vllm.py`` or ``serve_llama_cpp.py`` beside this file and is
-asked in JSON lines. vLLM computes in fp32 as we do; llama.cpp reads the same 4-bit file that our weights were unpacked
+A peer is a process of that interpreter that runs a program of the folder ``servers`` and is asked in JSON lines. vLLM computes in fp32 as we do; llama.cpp reads the same 4-bit file that our weights were unpacked
 from and computes in 4 bits: its rate is one of another precision.
 """
 
@@ -24,6 +23,7 @@ from spin_core.zoo.convert import FOLDER
 from spin_core.zoo.registry import builtin
 
 DRAFTS = 4              # drafted tokens of the ways that speculate
+SERVERS = Path(__file__).with_name("servers")      # a folder of its own: select.py beside it would hide the library's
 PROGRAMS = {"vllm": "serve_vllm.py", "llama.cpp": "serve_llama_cpp.py"}
 TITLES = {"vllm": ("vLLM, fp32", "vLLM, fp32, n-gram drafts"),
           "llama.cpp": ("llama.cpp, 4 bits", "llama.cpp, 4 bits, prompt lookup")}
@@ -86,7 +86,7 @@ def contenders(peers: list[tuple[str, str]], stop_ids, batch: int, max_new_token
             continue
         model = cache_dir() / "smollm2" / (FOLDER if name == "vllm" else builtin("smollm2").file_name)
         for title, drafts in zip(TITLES[name], (0, DRAFTS)):
-            arguments = [str(Path(__file__).with_name(PROGRAMS[name])), str(model), str(batch),
+            arguments = [str(SERVERS / PROGRAMS[name]), str(model), str(batch),
                          str(torch.get_num_threads()), str(drafts)]
             out.append(Contender(title, Elsewhere(python, arguments, ask), "lookup" if drafts else None, drafts or None))
     return out

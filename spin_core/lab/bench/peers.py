@@ -31,7 +31,7 @@ from spin_core.lab.bench.answers import is_lookup
 from spin_core.lab.bench.names import (ASSISTED, BASELINE, CONTINUOUS, FIXED, FLASHSPEC, MORE, PACKED, PLAIN, RUNGS,
                                        SPIN)
 from spin_core.lab.bench.rounds import Contender, Tokens, drafters_used, in_turns, of_trace, ratio, same_text, serve
-from spin_core.lab.lessons.stored import stored
+from spin_core.lab.results.stored import stored
 from spin_core.lab.simulate.oracle import Planned, oracle_request, oracle_steps
 from spin_core.lab.simulate.recording import MAX_GAMMA, Recording
 from spin_core.lab.simulate.replay import replay

@@ -14,7 +14,7 @@ from spin_core.lab.bench import race as bench
 from spin_core.lab.lessons import look, pages
 from spin_core.lab.lessons.panel import Work
 from spin_core.lab.lessons.show import folder
-from spin_core.lab.lessons.stored import Stored, stored
+from spin_core.lab.results.stored import Stored, stored
 from spin_core.lab.results import figures
 
 TWO, THREE = (bench.PLAIN, bench.ONE), (bench.PLAIN, bench.ONE, bench.SPIN)
@@ -57,6 +57,12 @@ def _about(found: Stored) -> str:
     return f"measured on {where}, {found.origin.get('threads')} threads, {(found.origin.get('date') or '')[:10]}"
 
 
+def page(found: Stored, names: Sequence[str] = TWO) -> pages.HTML:
+    """The page of a recorded race."""
+    these = lanes(found.rows, names)
+    return pages.page("race", dict(lanes=these, title=finding(these), about=_about(found), task=TASK))
+
+
 def show(names: Sequence[str] = TWO, *, save: str | None = None, directory: str | Path | None = None) -> None:
     """Display the recorded race as a page, and as an animated picture where scripts do not run.
 
@@ -72,8 +78,7 @@ def show(names: Sequence[str] = TWO, *, save: str | None = None, directory: str 
             directory=directory or folder())
     end = max(lane["seconds"] for lane in these)
     moving = pages.animated([picture(these, at) for at in np.linspace(0.04, 1, FRAMES) * end], min(12.0, max(5.0, end)))
-    pages.show_page("race", dict(lanes=these, title=finding(these), about=_about(found), task=TASK), moving,
-                    finding(these))
+    pages.show_page("race", page(found, names), moving, finding(these))
 
 
 @look.styled

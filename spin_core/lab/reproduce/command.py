@@ -10,7 +10,7 @@ from spin_core.lab.reproduce import ROOT, NotebookError, comparison
 from spin_core.lab.reproduce.notebooks import discover
 from spin_core.lab.reproduce.runner import CELL_SECONDS, Job, run_all
 from spin_core.lab.reproduce.storing import store
-from spin_core.lab.results import figures
+from spin_core.lab.reproduce.index import index
 
 NOTEBOOKS = ROOT / "notebooks"
 
@@ -50,7 +50,7 @@ def run(args: Namespace) -> int:
     if args.store:
         failed |= _store(jobs, output)
     try:
-        print(f"all figures: {figures.index(output / 'figures')}")
+        print(f"all figures: {index(output / 'figures')}")
         if args.store and output == ROOT:
             comparison.write(directory=output / "figures")
     except (ValueError, OSError) as error:

@@ -14,7 +14,7 @@ from statistics import mean
 
 from spin_core.files import writing
 from spin_core.lab.bench import hypotheses
-from spin_core.lab.lessons.stored import stored
+from spin_core.lab.results.stored import stored
 from spin_core.lab.results import figures
 from spin_core.provenance import ROOT
 
@@ -108,7 +108,8 @@ def _attention(results: Results) -> float:
 
 
 def _largest_share(results: Results) -> float:
-    return max(one["y"][one["x"].index("mix")] for one in results.figures["best_ssm_share"] if one["kind"] == "measured")
+    return max(one["y"][one["x"].index("mix")] for one in results.figures["best_ssm_share"]
+               if one["kind"] == "measured" and not one["label"].endswith("this run"))
 
 
 def _best_count(results: Results) -> float:
@@ -148,6 +149,33 @@ ROWS = (
 )
 
 
+@dataclass(frozen=True)
+class Line:
+    """A row with its numbers as text, "–" where there is none; ``close``: hypotheses within 25 % of the published one."""
+
+    row: Row
+    published: str
+    modelled: dict[str, str]
+    measured: str
+    close: frozenset[str]
+
+
+def lines(results: Results, report: dict) -> list[Line]:
+    """The rows whose figures are there, with the numbers of ``results`` and of the table of hypotheses."""
+    judged, out = hypotheses.table(report), []
+    for row in ROWS:
+        if row.figure not in results.figures:
+            continue
+        found = judged.get(row.quantity, {})
+        modelled = {model: found[model]["modelled"] if found else _read((row.modelled or {}).get(model), results)
+                    for model in MODELS}
+        out.append(Line(row, _text(next(iter(found.values()))["published"] if found else None, row.percent),
+                        {model: _text(value, row.percent) for model, value in modelled.items()},
+                        _text(_read(row.measured, results), row.percent),
+                        frozenset(model for model in MODELS if found and hypotheses.is_close(found[model]))))
+    return out
+
+
 def table(directory: str | Path | None = None) -> str:
     """The table in Markdown, from the results in ``directory`` (default: the checkout's figures). Modelled numbers
     within 25 % of the published one are bold. ValueError for a figure or a table of hypotheses that is missing."""
@@ -156,25 +184,17 @@ def table(directory: str | Path | None = None) -> str:
         raise ValueError(f"the table needs the figures {', '.join(sorted(missing))}: run their notebooks first")
     if report is None:
         raise ValueError(f"the table needs {hypotheses.STORED}: run python -m spin_core bench hypotheses --json")
-    judged, scores = hypotheses.table(report), hypotheses.scores(report)
-    lines = ["| | published | modelled, " + " | modelled, ".join(MODELS.values()) + " | measured | figure |",
-             "|---" + "|---:" * (len(MODELS) + 2) + "|---|"]
-    for row in ROWS:
-        found = judged.get(row.quantity, {})
-        published = next(iter(found.values()))["published"] if found else None
-        cells = [_text(published, row.percent)]
-        for model in MODELS:
-            if found:
-                cell = _text(found[model]["modelled"], row.percent)
-                cells.append(f"**{cell}**" if hypotheses.is_close(found[model]) else cell)
-            else:
-                cells.append(_text(_read((row.modelled or {}).get(model), results), row.percent))
-        cells.append(_text(_read(row.measured, results), row.percent))
-        lines.append(f"| {row.what} | {' | '.join(cells)} | [{row.figure}](figures/{row.figure}.svg) |")
+    scores = hypotheses.scores(report)
+    text = ["| | published | modelled, " + " | modelled, ".join(MODELS.values()) + " | measured | figure |",
+            "|---" + "|---:" * (len(MODELS) + 2) + "|---|"]
+    for line in lines(results, report):
+        modelled = [f"**{value}**" if model in line.close else value for model, value in line.modelled.items()]
+        text.append(f"| {' | '.join([line.row.what, line.published, *modelled, line.measured])} | "
+                    f"[{line.row.figure}](figures/{line.row.figure}.svg) |")
     for what, key in (("mean of abs. log ratio to the published", "score"), ("within 25 % of the published", "within")):
         cells = [_text(scores[model][key]) for model in MODELS]
-        lines.append(f"| {what} | – | {' | '.join(cells)} | – | [hypotheses](figures/hypotheses.svg) |")
-    return "\n".join(lines)
+        text.append(f"| {what} | – | {' | '.join(cells)} | – | [hypotheses](figures/hypotheses.svg) |")
+    return "\n".join(text)
 
 
 def _read(number: Number | None, results: Results) -> float | None:

@@ -1,4 +1,4 @@
-"""Saving a figure together with its numbers, and the page that shows them all.
+"""Saving a figure together with its numbers.
 
 ``figures/NAME.svg`` and ``NAME.png`` are the picture, ``figures/NAME.json`` holds what was plotted:
 
@@ -6,6 +6,7 @@
       "schema": 1,
       "name": "ablation",
       "caption": "one or two sentences: what is plotted, and what to see in it",
+      "finding": "the one sentence that the figure says; older files have none",
       "notes": "longer remarks, or an empty string",
       "notebook": "05_pipeline",       notebook and profile that produced it, null outside a run of
       "profile": "default",            python -m spin_core reproduce
@@ -27,7 +28,6 @@ The three kinds are never mixed without labels, so every series carries its own.
 
 from __future__ import annotations
 
-import html
 import json
 import math
 import os
@@ -35,7 +35,6 @@ import re
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from string import Template
 from typing import TYPE_CHECKING, Any
 
 from spin_core import provenance
@@ -55,6 +54,7 @@ def save(
     series: Iterable[dict[str, Any]],
     *,
     caption: str,
+    finding: str = "",
     notes: str = "",
     directory: str | Path | None = None,
 ) -> Path:
@@ -79,6 +79,7 @@ def save(
         "schema": 1,
         "name": name,
         "caption": caption,
+        "finding": finding,
         "notes": notes,
         "notebook": os.environ.get("SPIN_NOTEBOOK"),     # set by lab/reproduce
         "profile": os.environ.get("SPIN_PROFILE"),
@@ -123,18 +124,6 @@ def read(directory: str | Path | None = None) -> list[dict[str, Any]]:
             raise ValueError(f"{path} does not describe a figure: {error}") from error
         documents.append(document)
     return sorted(documents, key=lambda d: (d["notebook"] or "", d["name"]))
-
-
-def index(directory: str | Path | None = None) -> Path:
-    """Write ``index.html`` into ``directory``: each figure, its caption, kinds and a link to its numbers."""
-    folder = Path(directory) if directory is not None else default_directory()
-    folder.mkdir(parents=True, exist_ok=True)
-    entries = [_entry(document) for document in read(folder)]
-    page = Template(Path(__file__).with_name("page.html").read_text("utf-8")).substitute(
-        count=len(entries), entries="\n".join(entries) or "<p>No figures yet.</p>")
-    with writing(folder / "index.html") as part:
-        part.write_text(page, "utf-8")
-    return folder / "index.html"
 
 
 def default_directory() -> Path:
@@ -186,30 +175,3 @@ def _plain(where: str, value: Any) -> Any:
     if value is None or isinstance(value, (str, int, float)):
         return value
     raise ValueError(f"{where}: a {type(value).__name__} cannot be written to JSON")
-
-
-def _entry(document: dict[str, Any]) -> str:
-    """One figure of the index page."""
-    escape = html.escape
-    name = escape(document["name"])
-    kinds = [kind for kind in KINDS if any(s["kind"] == kind for s in document["series"])]
-    labels = " ".join(f'<span class="kind {kind}">{kind}</span>' for kind in kinds)
-    sources = dict.fromkeys(_source(series) for series in document["series"])
-    origin = f"notebook {document['notebook']}, profile {document['profile']}" if document["notebook"] else ""
-    notes = f"<p>{escape(document['notes'])}</p>" if document["notes"] else ""
-    return f"""<figure id="{name}">
-<h2>{name} {labels}</h2>
-<a href="{name}.png"><img src="{name}.svg" alt="{escape(document['caption'])}"></a>
-<figcaption><p>{escape(document['caption'])}</p>{notes}
-<p class="small">{escape('; '.join(sources))}</p>
-<p class="small"><a href="{name}.json">numbers</a> · <a href="{name}.png">PNG</a> ·
-<a href="{name}.svg">SVG</a> {escape(origin)}</p></figcaption>
-</figure>"""
-
-
-def _source(series: dict[str, Any]) -> str:
-    """Where a series' numbers come from, in a few words."""
-    origin = series.get("provenance") or {}
-    machine = ", ".join(str(origin[key]) for key in ("gpu", "cpu", "machine") if origin.get(key))
-    said = ", ".join(part for part in (series.get("source"), machine) if part)
-    return f"{series['kind']}: {said}" if said else series["kind"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 
 import pytest
@@ -75,11 +74,3 @@ def test_the_map_repeats_prompts_and_says_when_texts_are_too_short():
     assert any("batch 16" in str(row["at"]) for row in bench.measure(engine, PROMPTS, few).rows)
     with pytest.raises(ValueError, match="allow more new tokens"):
         bench.measure(engine, PROMPTS, args(only=["map"], batch=[2], width=[1], max_new_tokens=1))
-
-
-def test_what_boosting_brought_is_told(tmp_path):
-    assert "no machine" in trees.boosting(tmp_path)
-    (tmp_path / "data" / "box").mkdir(parents=True)
-    row = {"first": "a", "second": "b", "first_right": .4, "second_right": .3, "either_right": .5}
-    (tmp_path / "data" / "box" / "boost.json").write_text(json.dumps({"name": "boost", "rows": [row]}))
-    assert "a ranks 40.0% of the held-out tokens first (run on box); with b" in trees.boosting(tmp_path)

@@ -17,7 +17,7 @@ from spin_core.lab.results import figures
 from spin_core.decompose import plan
 from spin_core.decompose.costs import Heads, typical
 from spin_core.lab.lessons.l4_decomposition import measure as padding, plots, widgets
-from spin_core.lab.lessons import stored
+from spin_core.lab.results import stored
 from spin_core.lab.lessons.l4_decomposition.measure import Lengths, skewed_lengths
 from spin_core.lab.lessons.l4_decomposition.memory import peak_bytes, verification_memory
 from spin_core.lab.lessons.look import png

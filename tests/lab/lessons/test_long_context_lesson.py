@@ -11,7 +11,7 @@ import tiny
 from spin_core.lab.results import figures
 from spin_core.lab.lessons import look as base
 from spin_core.lab.lessons.l9_long_context import measure as lesson, plots, widgets
-from spin_core.lab.lessons.stored import stored
+from spin_core.lab.results.stored import stored
 from spin_core.lab.simulate.recording import Recording
 from spin_core.lab.simulate import spire
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from spin_core.lab.lessons import look as base
+from spin_core.lab.lessons import look
 from spin_core.lab.bench import peers
 from spin_core.lab.lessons.l3_selection import measure as lesson, plots, widgets
 from spin_core.lab.simulate.synthetic import synthetic
@@ -94,14 +94,14 @@ def test_all_pictures_render_without_a_warning(recording, oracle):
     pictures = [
         lambda: plots.bars({"spin": (3.0, .1), "fixed:reads": (2.0, .1)}, {"oracle-request": 3.2}, {"SPIN": 62.33}, title="t"),
         lambda: plots.regret({"spin": ([1, 2], [0, 1])}, {"spin": ([1, 40], [0, 1]), "greedy": ([1, 40], [0, 9])}, .1),
-        lambda: plots.choices(grid, run.arms, best, title="a", also=(grid, "b")),
-        lambda: plots.choices(grid, run.arms),
+        lambda: plots.choices({"a": grid, "b": grid}, run.arms, best),
+        lambda: plots.choices({"a": grid}, run.arms, best, most=3),
         lambda: plots.capacity([0, 8], {"spin": [1, 2], "fixed:reads": [1, 1], "oracle": [2, 2]}),
         lambda: widgets.story(16, True, 1, 4, 8.0, 4)[0]]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for picture in pictures:
-            assert len(base.png(picture(), dpi=50)) > 1000
+            assert len(look.png(picture(), dpi=50)) > 1000
 
 
 def test_no_marker_of_the_places_is_cut_off():
@@ -112,9 +112,11 @@ def test_no_marker_of_the_places_is_cut_off():
 
 def test_the_widget_follows_its_controls():
     panel = widgets.replayed(16)
-    count, shift, *_, places = panel.children[0].children
+    count, shift, *_, places = panel.controls
+    setting = [control.value for control in panel.controls]
+    assert look.png(widgets.story(*setting)[0]) == panel.picture.value      # what is shown where widgets do not run
     seen = {panel.picture.value}
-    for control, value in ((shift, True), (places, 0)):
+    for control, value in ((shift, False), (places, 0)):
         control.value = value
         seen.add(panel.picture.value)
     assert len(seen) == 3

@@ -79,6 +79,22 @@ def test_findings_on_width_are_read_off_the_numbers():
         "batch 4: width 5 is the fastest; with 5 children a step takes 0.80 times as long as with 1, for 1.20 times the tokens"]
 
 
+def test_width_is_worth_more_where_later_guesses_are_right():
+    good, poor = (trees.tokens_by_nodes(trees.by_rank(match), [1, 8]) for match in ((.5, .8, .9), (.5, .55, .56)))
+    assert good["chain"] == poor["chain"] and good["chain"][0] == good["best tree"][0] == 1.5
+    assert good["best tree"][1] > poor["best tree"][1] > poor["chain"][1]
+    rates, points, origin = trees.stored_width("pruned-4L-8k")
+    assert len(rates) == 5 and origin["commit"] and all(tokens > 1 for tokens in points.values())
+    assert "the best tree" in "".join(words(plots.width([1, 8], {"A": good, "B": poor}, points)))
+
+
+def test_a_sibling_rescues_what_a_chain_would_lose():
+    def step(parents, path):
+        return tree_steps.TreeStep("", ["x"] * len(parents), parents, [], path, None).rescued
+    assert step([-1, -1, 1, 2], [1, 2, 3]) == 3 and step([-1, 0, 0, 2], [0, 2, 3]) == 2
+    assert step([-1, -1, 0], [0, 2]) == step([-1], []) == 0
+
+
 def test_the_tables_and_the_map_are_drawn():
     rates = {distribution: {"a": [0.3, 0.4, 0.5, 0.5, 0.6]} for distribution in ("greedy", "sampled")}
     tau = {distribution: {1: 1.5, 3: 1.6} for distribution in rates}
@@ -106,9 +122,9 @@ def test_the_editor_redraws_for_every_control_and_answers_nonsense_in_words(engi
     assert list(drawn[-1][1]) == ["near"] and "Step 1" in drawn[-1][2] and "temperature 0.5" in drawn[-1][2]
     before = len(drawn)
     shape.value = "two"
-    assert len(drawn) == before and "tree shape" in said.value
+    assert len(drawn) == before and "tree shape" in panel.sign.value
     shape.value = "2"
-    assert "tokens per verification" in said.value
+    assert "tokens per verification" in said.value and panel.sign.value == ""
 
 
 def test_the_stepper_draws():

@@ -1,11 +1,10 @@
-"""Figures: numbers and picture together, all or nothing, the same bytes every time, and an index that shows them."""
+"""Figures: numbers and picture together, all or nothing, the same bytes every time."""
 
 from __future__ import annotations
 
 import json
 import os
 import xml.etree.ElementTree as ElementTree
-from html.parser import HTMLParser
 
 import matplotlib
 import numpy as np
@@ -34,10 +33,10 @@ def save(folder, name="ablation", series=(PUBLISHED,), caption="What it shows.",
 
 
 def test_writes_numbers_and_pictures(tmp_path):
-    path = save(tmp_path / "new folder", notes="a remark")
+    path = save(tmp_path / "new folder", notes="a remark", finding="It grows.")
     assert path == tmp_path / "new folder" / "ablation.json"
     document = json.loads(path.read_text())
-    assert tuple(document) == figures.FIELDS
+    assert {*document} == {*figures.FIELDS, "finding"} and document["finding"] == "It grows."
     assert document["caption"] == "What it shows." and document["notes"] == "a remark"
     assert document["series"] == [PUBLISHED]
     assert ElementTree.parse(path.with_suffix(".svg")).getroot().tag.endswith("svg")
@@ -113,54 +112,12 @@ def test_a_failing_picture_leaves_the_earlier_figure(tmp_path, monkeypatch):
     assert {p.name: p.read_bytes() for p in path.parent.iterdir()} == before
 
 
-class Page(HTMLParser):
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.links, self.images, self.open = [], [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        attributes = dict(attributes)
-        if tag == "a":
-            self.links.append(attributes["href"])
-        elif tag == "img":
-            self.images.append((attributes["src"], attributes["alt"]))
-        if tag not in ("img", "meta"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-
-def test_index_shows_every_figure_with_links_that_exist(tmp_path):
-    save(tmp_path, caption='Tokens < "words" & more')
-    save(tmp_path, name="second", notes="A remark.", series=[
-        PUBLISHED, {"label": "here", "kind": "measured", "x": [1], "y": [2], "provenance": {"cpu": "Some CPU"}}])
-    (tmp_path / "bench.json").write_text('{"rows": []}')       # numbers that belong to no picture
-    text = figures.index(tmp_path).read_text()
-    page = Page(text)
-    assert not page.open, "every tag is closed"
-    assert page.images == [("ablation.svg", 'Tokens < "words" & more'), ("second.svg", "What it shows.")]
-    assert {"ablation.json", "ablation.png", "second.json"} <= set(page.links)
-    assert all((tmp_path / link).exists() for link in page.links), "relative links only"
-    assert "Figures (2)" in text and "A remark." in text
-    second = text[text.index('id="second"'):]
-    assert '<span class="kind published">' in second and '<span class="kind measured">' in second
-    assert '<span class="kind modelled">' not in second
-    assert "published: SPIN, Fig. 9" in second and "measured: Some CPU" in second
-    assert "bench" not in text
-
-
-def test_index_without_figures(tmp_path):
-    assert "No figures yet" in figures.index(tmp_path / "new").read_text()
-
-
 @pytest.mark.parametrize("text, message", [
     ("{", "Expecting"), ('{"name": "ablation"}', "missing schema"), ("[]", "missing")])
 def test_a_damaged_document_is_named(tmp_path, text, message):
     save(tmp_path).write_text(text)
     with pytest.raises(ValueError, match=f"ablation.json does not describe a figure: .*{message}"):
-        figures.index(tmp_path)
+        figures.read(tmp_path)
 
 
 def test_read_orders_by_notebook(tmp_path, monkeypatch):

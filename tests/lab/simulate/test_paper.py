@@ -4,7 +4,6 @@ comes out."""
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from spin_core.lab.bench import names
 from spin_core.lab.lessons.l7_paper_figures import checks, measure as lesson, plots, widgets
 from spin_core.lab.simulate import arrivals, paper
 from spin_core.lab.lessons.l7_paper_figures.widgets import picture
-from tests import tiny
 
 FEW = 16
 
@@ -84,7 +82,7 @@ def test_figures_are_drawn_from_numbers():
 @pytest.mark.parametrize("policy, groups", [("spin", 2), ("none", 1), ("68M", 8)])
 def test_the_dashboard_draws_any_setting(policy, groups):
     figure = picture("CP", policy, "padded", "H100-80GB", 4, groups, requests=6)
-    assert "tokens/s (modelled: LLaMA-7B, H100-80GB)" in figure.get_suptitle()
+    assert "tokens/s over 6 requests (modelled: LLaMA-7B, H100-80GB)" in figure.get_suptitle()
     assert "arrival" not in figure.get_suptitle()
 
 
@@ -203,8 +201,8 @@ def test_of_an_unfinished_run_what_is_there_is_shown(tmp_path, rows, systems, la
     overall = plots.overall_goodput({"7B": {"A": dict(zip(plots.SYSTEMS, (1.0, 2.0, 3.0)))}}, 2.28,
                                     {"box": found.systems()} if systems else {})
     assert len([a for a in overall.axes if a.get_title(loc="left").startswith("measured: box")]) == bool(systems)
-    shown = plots.measured_ladders({"box": {8: found.over("plain")}}, lesson.LADDER).axes[0].lines[0].get_ydata()
-    assert np.isfinite(shown).sum() == len(found.over("plain"))
+    shown = plots.measured_ladders({"box": {8: found.over("plain")}}, lesson.LADDER).axes[0].patches
+    assert len(shown) == len(found.over("plain"))
 
 
 def test_the_system_section_of_bench_gpu_is_read(tmp_path):
@@ -233,18 +231,3 @@ def test_steps_that_lose_are_named():
         "'+ selection' is below the step before it on 1 of 2 data sets: A 0.900",
         "'+ decomposition' is below the step before it on 0 of 2 data sets",
         "'+ pipeline' is below the step before it on 1 of 2 data sets: B 0.950"]
-
-
-@pytest.mark.parametrize("policy, pipeline", [("spin", "auto"), ("near", 2)])
-def test_the_live_dashboard_shows_what_was_served(policy, pipeline, monkeypatch):
-    monkeypatch.setattr(widgets, "load_workload",
-                        lambda *_, limit: [SimpleNamespace(messages=[i, 4]) for i in range(limit)])
-    figure, goodput, shares = widgets.live_picture(tiny.family(), "mix", policy, "padded", 3, pipeline, tokens=12)
-    assert goodput > 0 and sum(shares.values()) == pytest.approx(1)
-    assert "measured here" in figure.get_suptitle() and "padding" in figure.get_suptitle()
-    assert policy != "near" or set(shares) == {"near"}
-
-
-def test_padding_is_that_of_the_strategy():
-    events = [SimpleNamespace(step=0, context=c, drafted=[]) for c in (10, 30)]
-    assert widgets.padding(events, "padded") == pytest.approx(1 / 3) and widgets.padding(events, "per-request") == 0

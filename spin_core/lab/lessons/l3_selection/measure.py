@@ -10,7 +10,7 @@ from numpy import ndarray
 
 from spin_core.lab.bench import names
 from spin_core.lab.lessons.cores import on_all_cores
-from spin_core.lab.lessons.stored import stored
+from spin_core.lab.results.stored import stored
 from spin_core.select import NONE, make
 from spin_core.lab.simulate.oracle import Planned, oracle_request
 from spin_core.lab.simulate.recording import Recording

@@ -91,30 +91,31 @@ def regret(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
 
 
 @styled
-def choices(arm: np.ndarray, arms: Sequence[str], best: Sequence[int] | None = None, *, title: str = "",
-            also: tuple[np.ndarray, str] | None = None) -> Figure:
-    """Who drafted for each request (row) at each of its steps (column): ``arm [R, steps]``, -1 where it had ended.
+def choices(maps: Mapping[str, np.ndarray], arms: Sequence[str], best: Sequence[int], *, most: int = 20) -> Figure:
+    """The drafter of each request (row) at each of its steps (column): ``maps[policy] [R, steps]``, -1 where it had ended.
 
-    ``best``: the best arm of each request in hindsight, in a strip on the left. ``also``: the same for a second policy.
+    ``most`` requests are drawn, evenly spread over all of them when sorted by their ``best`` drafter in hindsight, which
+    a strip on the left shows. Each panel's title says how often a request keeps its drafter from step to step.
     """
-    grids = [(arm, title)] + ([also] if also else [])
-    figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
-    colours = arm_colours(arms)
-    cmap, norm = ListedColormap(["white", *colours]), BoundaryNorm(np.arange(-1.5, len(arms)), len(arms) + 1)
-    axes = figure.subplots(1, len(grids), sharey=True, squeeze=False)[0]
-    for ax, (grid, name) in zip(axes, grids):
-        ax.imshow(grid, aspect="auto", cmap=cmap, norm=norm, interpolation="nearest")
-        if best is not None:
-            ax.imshow(np.asarray(best)[:, None], aspect="auto", cmap=cmap, norm=norm, interpolation="nearest",
-                      extent=(-.09 * grid.shape[1], -.03 * grid.shape[1], len(grid) - .5, -.5))
-            ax.set_xlim(-.1 * grid.shape[1], grid.shape[1] - .5)
-        ax.set(xlabel="step of the request", title=name)
+    figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
+    cmap, norm = ListedColormap(["white", *arm_colours(arms)]), BoundaryNorm(np.arange(-1.5, len(arms)), len(arms) + 1)
+    best, axes = np.asarray(best), figure.subplots(1, len(maps), sharey=True, squeeze=False)[0]
+    order = np.argsort(best, kind="stable")
+    order = order[np.linspace(0, len(order) - 1, min(most, len(order))).round().astype(int)]
+    for ax, (name, grid) in zip(axes, maps.items()):
+        both = (grid[:, 1:] >= 0) & (grid[:, :-1] >= 0)
+        kept, steps = (grid[:, 1:] == grid[:, :-1])[both].mean(), grid.shape[1]
+        ax.pcolormesh(np.arange(steps + 1), np.arange(len(order) + 1), grid[order], cmap=cmap, norm=norm,
+                      edgecolors="white", linewidth=.4)
+        ax.pcolormesh([-3, -1], np.arange(len(order) + 1), best[order][:, None], cmap=cmap, norm=norm, edgecolors="white")
+        ax.set(xlabel="step of the request", title=f"{name}: {kept:.0%} of the steps keep the drafter",
+               ylim=(len(order), 0), xlim=(-3, steps), yticks=[])
         ax.grid(False)
-        ax.set_xticks([t for t in ax.get_xticks() if 0 <= t < grid.shape[1]])
-    axes[0].set_ylabel("request, in order of service" + ("  (strip: its best)" if best is not None else ""))
-    used = sorted({int(a) for g, _ in grids for a in np.unique(g) if a >= 0} | set(best if best is not None else ()))
-    handles = [Patch(color=colours[a], label=arms[a]) for a in used]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(used))
+        ax.spines[:].set_visible(False)
+    axes[0].set_ylabel("requests, sorted by their best drafter (strip)")
+    used = sorted({int(a) for grid in maps.values() for a in np.unique(grid[order]) if a >= 0} | {*best[order].tolist()})
+    figure.legend(handles=[Patch(color=arm_colours(arms)[a], label=arms[a]) for a in used], loc="outside lower center",
+                  ncols=len(used))
     return figure
 
 

@@ -30,16 +30,34 @@ def story(requests: int, shift: bool, explore: int, first: int, prior: float, ca
                       title=f"tokens/s: spin has {share:.0%} of oracle"), rates
 
 
-def replayed(requests: int = 48) -> Panel:
-    """Sliders for exploration, epochs, prior, capacity and requests, and a workload that may shift in the middle."""
-    def slider(kind, value, low, high, name, **more):
-        return kind(value, min=low, max=high, description=name, continuous_update=False, **more)
+class Story(Panel):
+    """Sliders for exploration, epochs, prior, places and requests, and a workload that may shift in the middle."""
 
-    shift = Checkbox(False, description="shift in the middle")
-    count = slider(IntSlider, requests, 16, 96, "requests", step=16)
-    explore = slider(IntSlider, 1, 0, 8, "explore")
-    first = slider(IntSlider, 8, 1, 64, "first epoch")
-    prior = slider(FloatSlider, 16.0, 0, 64, "prior")
-    capacity = slider(IntSlider, 8, 0, 8, "places")
-    return Panel([count, shift, explore, first, prior, capacity],
-                 lambda: story(count.value, shift.value, explore.value, first.value, prior.value, capacity.value)[0])
+    def __init__(self, requests: int = 48) -> None:
+        def slider(kind, value, low, high, name, tip, **more):
+            return kind(value, min=low, max=high, description=name, tooltip=tip, continuous_update=False, **more)
+
+        controls = [slider(IntSlider, requests, 16, 96, "requests", "served in all, eight at a time", step=16),
+                    Checkbox(True, description="shift in the middle", tooltip="first all prose, then all code"),
+                    slider(IntSlider, 1, 0, 8, "explore, steps", "exploring steps at the beginning of every epoch"),
+                    slider(IntSlider, 8, 1, 64, "first epoch, steps", "exploiting steps of the first epoch; each further one has twice as many"),
+                    slider(FloatSlider, 16.0, 0, 64, "prior, steps", "how many steps the estimate of all requests weighs in each request's own", step=8),
+                    slider(IntSlider, 8, 0, 8, "places", "how many requests of eight a drafter can serve")]
+        self.drawn: tuple = ()
+        super().__init__(controls, lambda: self.story()[0], task="Set <i>explore</i> to 0: does spin notice the shift? "
+                         "Set <i>prior</i> to 0: what does a new request cost then? Take places away: which policy suffers?",
+                         presets={"no exploration": {"explore, steps": 0}, "no prior": {"prior, steps": 0.0},
+                                  "two places": {"places": 2}, "as at first": {
+                                      c.description: c.value for c in controls}})
+
+    def story(self) -> tuple[Figure, dict]:
+        """The picture of the present setting, and its curves."""
+        setting = tuple(control.value for control in self.controls)
+        if not self.drawn or self.drawn[0] != setting:
+            self.drawn = setting, story(*setting)
+        return self.drawn[1]
+
+
+def replayed(requests: int = 48) -> Story:
+    """The widget of made-up workloads."""
+    return Story(requests)

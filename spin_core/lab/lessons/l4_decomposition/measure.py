@@ -15,7 +15,7 @@ import torch
 from spin_core.decompose.strategies import Attention
 from spin_core.kv.cache import SlotCache
 from spin_core.lab.bench.other_attention import PaddedView
-from spin_core.lab.lessons.stored import Stored, stored
+from spin_core.lab.results.stored import Stored, stored
 from spin_core.runtime.runner import ModelRunner
 from spin_core.workloads import load_workload
 from spin_core.zoo import Family

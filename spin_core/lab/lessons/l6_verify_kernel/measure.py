@@ -11,7 +11,7 @@ from torch import Tensor
 
 from spin_core.lab.bench.timing import interleaved
 from spin_core.lab.bench.verify_cases import case, position_loop, textbook_loop
-from spin_core.lab.lessons.stored import stored
+from spin_core.lab.results.stored import stored
 from spin_core.verify import chain
 
 

@@ -11,7 +11,8 @@ import torch
 
 from spin_core.draft import ModelDrafter
 from spin_core.engine import Engine, Prompt
-from spin_core.lab.lessons.stored import stored
+from spin_core.lab.results.stored import stored
+from spin_core.lab.simulate.best_shape import best_shape
 from spin_core.request import Request, SamplingParams
 from spin_core.trace import Event
 
@@ -85,13 +86,28 @@ def what_width_cost(cost: Mapping[int, Mapping[int, float]], tau: Mapping[int, f
     return "\n".join(lines)
 
 
-def boosting(directory: str | Path | None = None) -> str:
-    """The stored measurement of boost-tuning, a line for each second drafter. (Its trainer is in the history: 6d62421.)"""
-    lines = [f"{row['first']} ranks {row['first_right']:.1%} of the held-out tokens first (run on {found.machine}); "
-             f"with {row['second']}, which alone ranks {row['second_right']:.1%} first, one of the two does so for "
-             f"{row['either_right']:.1%}"
-             for found in stored("boost", directory=directory) for row in found.rows]
-    return "\n".join(lines) or "no machine has recorded boost-tuning"
+def by_rank(match: Sequence[float]) -> list[float]:
+    """Acceptance of the child of rank 0, 1, ... from the shares of tokens among a drafter's first 1, 2, ..."""
+    return [right - before for before, right in zip([0.0, *match], match)]
+
+
+def tokens_by_nodes(rates: Sequence[float], nodes: Sequence[int]) -> dict[str, list[float]]:
+    """Tokens expected per verification of a chain and of the best tree, by their number of nodes."""
+    return {"chain": [best_shape(rates[:1], n, n)[1] for n in nodes],
+            "best tree": [best_shape(rates, n, n)[1] for n in nodes]}
+
+
+def stored_width(drafter: str) -> tuple[list[float], dict[int, float], dict]:
+    """Acceptance by rank on greedy text, tokens per verification of the best tree by its nodes, and their origin, from
+    the report that ``bench trees`` left for the drafter."""
+    found, = stored("trees", lambda row: row["drafter"] == drafter and row["law"] == "greedy")[:1]
+    match = [row["measured"] for row in found.rows if row["part"].startswith("1:")]
+    points = {}
+    for row in found.rows:          # "best shape of 6 nodes", at "0.0.1, measured"; other shapes have commas
+        shape, _, what = row["at"].rpartition(", ") if isinstance(row["at"], str) else ("", "", "")
+        if row["part"].startswith("best shape") and what == "measured" and "," not in shape:
+            points[len(shape.split("."))] = row["measured"]
+    return by_rank(match), points, found.origin
 
 
 def step_seconds(runs: Iterable[list[Event]], batch: int) -> float:
@@ -137,3 +153,21 @@ def match_rates(found: Sequence[int], most: int = 5) -> list[float]:
 def acceptance_by_rank(found: Sequence[int], most: int = 8) -> list[float]:
     """Share of tokens that are the drafter's first, second, ...: greedy acceptance of the child of that rank."""
     return [found.count(rank) / len(found) for rank in range(most)]
+
+
+def stored_tables(directory: str | Path | None = None) -> tuple[dict, dict, dict, dict]:
+    """What ``bench trees`` measured: ``match[way][drafter]``, ``tau[way][width]``, ``cost[batch][width]`` in milliseconds
+    per token, as the figures take them, and their provenance. Empty where there is none."""
+    match: dict = {}
+    tau_by_width: dict = {}
+    cost: dict = {}
+    found = max(stored("trees", directory=directory), key=lambda one: one.origin.get("date") or "", default=None)
+    for row in found.rows if found else ():
+        if row["part"].startswith("1:"):
+            match.setdefault(row["law"], {}).setdefault(row["drafter"], []).append(row["measured"])
+        elif row["part"].startswith("2:"):
+            tau_by_width.setdefault(row["law"], {})[row["at"]] = row["measured"]
+        elif row["part"].startswith("map:"):
+            batch, width = (int(part.split()[1]) for part in row["at"].split(", "))
+            cost.setdefault(batch, {})[width] = row["measured"]
+    return match, tau_by_width, cost, found.origin if found else {}

@@ -38,6 +38,12 @@ class TreeStep:
         """bool ``[n, n]``: which nodes each node sees."""
         return ancestor_mask(self.parents)
 
+    @property
+    def rescued(self) -> int:
+        """Accepted tokens that a chain of first children would have lost: those from the first sibling on."""
+        return next((len(self.path) - i for i, node in enumerate(self.path)
+                     if self.parents[node] in self.parents[:node]), 0)
+
 
 def tree_steps(engine: Engine, name: str, prompt: Prompt, params: SamplingParams) -> list[TreeStep]:
     """Answer ``prompt`` with the tree drafter ``name`` and return its verifications. Raises what the drafter raises."""

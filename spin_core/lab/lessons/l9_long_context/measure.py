@@ -11,7 +11,7 @@ from spin_core import theory
 from spin_core.engine import Engine
 from spin_core.lab.bench import names
 from spin_core.lab.bench import spire as bench
-from spin_core.lab.lessons.stored import stored
+from spin_core.lab.results.stored import stored
 from spin_core.lab.simulate import spire
 from spin_core.lab.simulate.recording import Recording
 from spin_core.request import SamplingParams

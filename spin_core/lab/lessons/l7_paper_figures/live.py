@@ -1,0 +1,248 @@
+"""The live dashboard: a warm engine serves a stream of requests, and every control acts on it while it runs."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from html import escape
+
+from ipywidgets import HTML, Button, Dropdown, HBox, IntSlider, Layout, VBox
+from matplotlib.figure import Figure
+
+from spin_core.engine import Engine
+from spin_core.lab.lessons import look
+from spin_core.lab.lessons.l7_paper_figures import plots
+from spin_core.lab.lessons.panel import ROW, Work, said, whole_label
+from spin_core.lab.simulate.timeline import replay
+from spin_core.pipeline.schedule import STAGES
+from spin_core.request import SamplingParams
+from spin_core.select.assigner import make_selector
+from spin_core.workloads import NAMES as WORKLOADS, load_workload
+
+POLICIES = ("spin", "spin-full", "greedy", "epsilon-greedy")
+MOST = 8                # requests at once
+WINDOW = 40             # steps that goodput, acceptance and shares are counted over
+ROUNDS = 10             # steps in the picture of the stages
+REDRAW = 0.4            # seconds between two pictures
+KEPT = 5                # settings in the table
+TASK = ("Start it, wait for ten seconds, then choose <i>none</i>: what does speculation gain here? Then one request at once. "
+        "Does SPIN drop a drafter when you change the texts? Compare in the table below.")
+
+
+class Server:
+    """An engine that always has ``at_once`` requests. Its settings may be changed between two steps; what the selectors
+    have learned stays: each policy is kept, and goes on where it was left."""
+
+    def __init__(self, family, *, texts: str = "mix", policy: str = "spin", at_once: int = 4,
+                 micro_batches: str | int = "auto", tokens: int = 32) -> None:
+        self.engine = Engine(family, selector="spin", max_batch=MOST, max_len=1024, pipeline="auto")
+        self.names = [*POLICIES, *(f"fixed:{name}" for name in [*family.drafters, "ngram"]), "fixed:none"]
+        self.selectors = {"spin": self.engine.selection.selector}
+        self.params = SamplingParams(max_new_tokens=tokens)
+        self.settings = dict(texts=texts, policy=policy, at_once=at_once, micro_batches=micro_batches)
+        self.requests: dict[int, tuple] = {}            # id -> request and the set its prompt is from
+        self.history: deque[dict] = deque(maxlen=KEPT)
+        self._prompts: dict[str, itertools.cycle] = {}
+        self._begin()
+
+    def change(self, **settings) -> None:
+        """Serve with other settings from the next step on. Raises ValueError for a policy that there is not."""
+        new = self.settings | settings
+        if new == self.settings:
+            return
+        if new["policy"] not in self.names:
+            raise ValueError(f"unknown policy {new['policy']!r}; known: {', '.join(self.names)}")
+        if self.numbers()["tokens"]:
+            self.history.appendleft(self.settings | self.numbers())
+        self.settings = new
+        self._begin()
+
+    def _begin(self) -> None:
+        """Put the settings into the running engine, and count anew."""
+        policy, count = self.settings["policy"], self.settings["micro_batches"]
+        if policy not in self.selectors:
+            self.selectors[policy] = make_selector(policy, None, None, self.engine.family, self.engine.pool)
+        self.engine.selection.selector = self.selectors[policy]
+        self.engine.pipeline.fixed = None if count == "auto" else count
+        self.since = len(self.engine.trace.events) + self.engine.trace.dropped
+
+    def turn(self) -> None:
+        """One step, after as many new prompts as there is room for."""
+        for number in [n for n, (request, _) in self.requests.items() if request.finished]:
+            del self.requests[number]
+        texts = self.settings["texts"]
+        while len(self.requests) < self.settings["at_once"]:
+            prompts = self._prompts.setdefault(texts, itertools.cycle(load_workload(texts, "test")))
+            prompt = next(prompts)
+            request = self.engine.submit(prompt.messages, self.params)
+            self.requests[request.id] = request, prompt.workload
+        self.engine.step()
+
+    def steps(self) -> list:
+        """The events of the latest steps since the last change."""
+        events = self.engine.trace.events[max(0, self.since - self.engine.trace.dropped):]
+        events = [e for e in events if e.kind == "step"]
+        late = sorted({e.step for e in events})[-WINDOW:]
+        return [e for e in events if late and e.step >= late[0]]
+
+    def numbers(self) -> dict:
+        """Goodput in tokens per second, acceptance and shares of verifications by drafter, over the latest steps."""
+        steps = self.steps()
+        tokens = sum(len(e.emitted) for e in steps)
+        began = min((e.time - e.step_seconds for e in steps), default=0.0)
+        seconds = max((e.time for e in steps), default=0.0) - began
+        drafted = sum(len(e.drafted) for e in steps if e.emitted)
+        served = Counter(e.drafter or "none" for e in steps if e.emitted)
+        return {"tokens": tokens, "seconds": seconds, "goodput": tokens / seconds if seconds else 0.0,
+                "acceptance": sum(e.accepted for e in steps if e.emitted) / drafted if drafted else None,
+                "served": dict(served.most_common()), "steps": len({e.step for e in steps})}
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def picture(server: Server) -> Figure:
+    """The same as the widget shows, as a figure: when the stages work, the drafters' shares, and the numbers."""
+    numbers, steps = server.numbers(), server.steps()
+    late = sorted({e.step for e in steps})[-ROUNDS:]
+    top = next(iter(numbers["served"]))
+    share = numbers["served"][top] / sum(numbers["served"].values())
+    return plots.dashboard(replay([e for e in steps if e.step >= late[0]]), numbers["served"],
+                           title=f"{_goodput(numbers)} with {server.settings['at_once']} requests at once (measured here); "
+                                 f"{'no drafter' if top == 'none' else top} in {share:.0%} of the verifications")
+
+
+def _goodput(numbers: dict) -> str:
+    return f"{numbers['goodput']:,.1f} tokens/s"
+
+
+def dashboard(server: Server) -> VBox:
+    """Controls above the running server. Nothing is served before its button is pressed."""
+    drop = {"texts": Dropdown(options=WORKLOADS, value=server.settings["texts"], description="texts",
+                              tooltip="which prompts come next"),
+            "policy": Dropdown(options=server.names, value=server.settings["policy"], description="drafting",
+                               tooltip="the policy that chooses drafters; fixed: one drafter for all"),
+            "at_once": IntSlider(server.settings["at_once"], 1, MOST, description="requests at once",
+                                 continuous_update=False, tooltip="how many requests are served together"),
+            "micro_batches": Dropdown(options=["auto", 1, 2, 3], value=server.settings["micro_batches"],
+                                      description="micro-batches", tooltip="auto: the heuristic of lesson 5")}
+    start = Button(description="start", icon="play", tooltip="serve requests until stopped")
+    stop = Button(description="stop", icon="stop", disabled=True, tooltip="stop after the running step")
+    sign, view = HTML("stopped"), HTML(render(server))
+    wanted: dict = {}
+    lock = threading.Lock()
+
+    def change(key):
+        def changed(event) -> None:
+            with lock:
+                wanted[key] = event["new"]
+            sign.value = f"⏳ setting {drop[key].description} to {escape(str(event['new']))} …"
+            if not (work.thread and work.thread.is_alive()):
+                apply()
+                sign.value, view.value = "stopped; the setting holds from the next start", render(server)
+        return changed
+
+    def apply() -> None:
+        with lock:
+            new, _ = dict(wanted), wanted.clear()
+        server.change(**new)
+
+    def serve(work: Work) -> None:
+        drawn = 0.0
+        while not work.stopped:
+            apply()
+            server.turn()
+            if time.monotonic() - drawn > REDRAW and not wanted:
+                view.value, drawn = render(server), time.monotonic()
+                work.say(f"serving: step {server.engine.steps}")
+        view.value = render(server)
+        work.say("stopped")
+
+    work = Work(serve, start, stop, sign)
+    for key, control in drop.items():
+        whole_label(control).observe(change(key), "value")
+    panel = VBox([said(TASK), HBox([start, stop, sign], layout=Layout(**ROW)), HBox([*drop.values()], layout=Layout(**ROW)),
+                  view])
+    panel.server, panel.controls, panel.work, panel.view, panel.sign = server, drop, work, view, sign
+    return panel
+
+
+def render(server: Server) -> str:
+    """The dashboard as HTML: numbers, the stages of the latest steps, the running requests, the last settings."""
+    numbers = server.numbers()
+    accepted = "–" if numbers["acceptance"] is None else f"{numbers['acceptance']:.0%}"
+    tiles = [("goodput", _goodput(numbers)), ("acceptance", accepted),
+             ("counted over", f"{numbers['steps']} steps, {numbers['tokens']} tokens")]
+    out = "".join(f"<div style='margin-right:34px'><div style='opacity:.7'>{name}</div><b data-number='{name}' "
+                  f"style='font-size:19px'>{value}</b></div>" for name, value in tiles)
+    return (f"<div style='max-width:960px;line-height:1.4'><div style='display:flex'>{out}</div>{_stages(server)}"
+            f"<div style='display:flex;flex-wrap:wrap;gap:30px'>{_requests(server)}{_shares(numbers)}</div>"
+            f"{_history(server, numbers)}</div>")
+
+
+def _colours(server: Server) -> dict[str, str]:
+    names = [*server.engine.family.drafters, "ngram"]
+    return {name: look.look(name, i)[0] for i, name in enumerate(names)} | {"none": "#999999"}
+
+
+def _stages(server: Server) -> str:
+    """Drafting and verifying in the latest steps, one above the other; bars of drafting have their drafter's colour."""
+    steps, width = server.steps(), 940
+    late = sorted({e.step for e in steps})[-ROUNDS:]
+    shown = [e for e in steps if e.step in late]
+    if not shown:
+        return "<p>Nothing is served yet: press <b>start</b>.</p>"
+    begin = min(min(e.draft_began or e.target_began for e in shown), min(e.target_began for e in shown))
+    end = max(e.target_began + e.target_seconds + e.verify_seconds for e in shown)
+    scale, colours, bars = (width - 60) / (end - begin), _colours(server), []
+    for e in {(e.step, e.drafter): e for e in shown}.values():
+        if e.draft_seconds:
+            bars.append((e.draft_began, e.draft_seconds, 4, colours.get(e.drafter, "#999"), f"{e.drafter} drafts"))
+    for e in {e.step: e for e in shown}.values():
+        bars.append((e.target_began, e.target_seconds + e.verify_seconds, 34, look.BLUE,
+                     f"step {e.step}: the target verifies {e.batch} requests"))
+    shapes = "".join(f"<rect x='{60 + (at - begin) * scale:.1f}' y='{y}' width='{max(1.5, seconds * scale):.1f}' height='24' "
+                     f"fill='{colour}' stroke='white' stroke-width='.6'><title>{escape(text)}, {1000 * seconds:.0f} ms</title>"
+                     "</rect>" for at, seconds, y, colour, text in bars)
+    words = "".join(f"<text x='0' y='{y}' fill='currentColor' font-size='13'>{stage}</text>"
+                    for stage, y in zip(STAGES, (21, 51)))
+    return (f"<div style='opacity:.7;margin-top:8px'>the last {len(late)} steps, {1000 * (end - begin):.0f} ms</div>"
+            f"<svg viewBox='0 0 {width} 62' style='width:100%'>{words}{shapes}</svg>")
+
+
+def _requests(server: Server) -> str:
+    last = {e.request: e for e in server.steps() if e.emitted}
+    colours, rows = _colours(server), []
+    for number, (request, texts) in sorted(server.requests.items()):
+        e = last.get(number)
+        drafter = (e.drafter or "none") if e else ""
+        rows.append(f"<tr><td>#{number} {escape(texts)}</td><td><span style='color:{colours.get(drafter, '#999')}'>●</span> "
+                    f"{escape(drafter)}</td><td>{f'{e.accepted} of {len(e.drafted)}' if e else 'is being read'}</td>"
+                    f"<td>{len(request.output_ids)}</td></tr>")
+    return _table(("request", "drafter", "accepted in its last step", "tokens"), rows) if rows else ""
+
+
+def _shares(numbers: dict) -> str:
+    total = sum(numbers["served"].values())
+    rows = [f"<tr><td>{escape(name)}</td><td>{count / total:.0%}</td></tr>" for name, count in numbers["served"].items()]
+    return _table(("drafter", "share of verifications"), rows) if rows else ""
+
+
+def _history(server: Server, numbers: dict) -> str:
+    def row(one: dict, note: str = "") -> str:
+        accepted = "–" if one["acceptance"] is None else f"{one['acceptance']:.0%}"
+        return "<tr>" + "".join(f"<td>{escape(str(value))}</td>" for value in (
+            one["policy"], one["texts"], one["at_once"], one["micro_batches"], f"{one['goodput']:.1f}", accepted,
+            f"{one['steps']}{note}")) + "</tr>"
+
+    rows = [row(server.settings | numbers, " (now)")] * bool(numbers["tokens"]) + [row(one) for one in server.history]
+    return _table(("drafting", "texts", "requests at once", "micro-batches", "tokens/s", "acceptance", "steps"), rows,
+                  "settings") if rows else ""
+
+
+def _table(heads: Sequence[str], rows: Sequence[str], name: str = "") -> str:
+    head = "".join(f"<th style='text-align:left;padding-right:16px'>{h}</th>" for h in heads)
+    return f"<table data-table='{name}' style='margin-top:10px'><tr>{head}</tr>{''.join(rows)}</table>"
