@@ -22,7 +22,7 @@ from spin_core.request import Request, SamplingParams
 from spin_core.workloads import SETS, load_workload
 
 STRICT = "ngram-strict"     # the lookup inside a composed drafter, which asks for a longer match
-# Second turns of the test split's conversations, where prompts bring none; none is among those that drafters learn from.
+# Second turns of the test split's conversations; none is among those that drafters learn from.
 FOLLOW_UPS = (
     "What would be the strongest objection to that?", "Please say the most important part again, in other words.",
     "Give me a worked example to go with that.", "What did you leave out?",
@@ -43,14 +43,16 @@ class Answers:
     kinds: list[str]
 
 
-def answer(family, limit: int | None, max_new_tokens: int, workload: str | Path | None = None, turns: int = 1) -> Answers:
+def answer(family, limit: int | None, max_new_tokens: int, workload: str | Path | None = None,
+           turns: int = 1) -> Answers:
     """Let the target answer the test splits, or the prompts of a file, ``limit`` of each.
 
     Of up to ``turns`` the later ones are a file's follow-ups, else :data:`FOLLOW_UPS` in turn: the target's own answer
     stands before them.
     """
     names = SETS if workload is None else [workload]
-    waiting = [(p, p.messages, list(p.follow_ups)) for name in names for p in load_workload(name, split="test", limit=limit)]
+    prompts = [p for name in names for p in load_workload(name, split="test", limit=limit)]
+    waiting = [(p, p.messages, list(p.follow_ups)) for p in prompts]
     if workload is None:
         waiting = [(p, messages, [FOLLOW_UPS[i % len(FOLLOW_UPS)]]) for i, (p, messages, _) in enumerate(waiting)]
     engine, kept = Engine(family, "none", max_batch=32, max_len=min(2048, family.max_context)), []

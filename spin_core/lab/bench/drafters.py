@@ -69,8 +69,10 @@ def run(args) -> Report:
     judged = {name: judge(family, name, answers) for name in names}
     costs, verify = measure_costs(family, args.context, args.repeats)
     report = summarise(judged, answers, costs, verify)
-    report.notes.append(f"{len(answers.workloads)} requests of {args.workload or 'the test split'} by {by}, at most {args.max_new_tokens} tokens each, greedy; costs "
-                        f"at batch 1 with {args.context} cached tokens: v = " + ", ".join(f"{v:.2f}" for v in verify))
+    source = args.workload or "the test split"
+    report.notes.append(f"{len(answers.workloads)} requests of {source} by {by}, at most {args.max_new_tokens} tokens each, "
+                        f"greedy; costs at batch 1 with {args.context} cached tokens: v = "
+                        + ", ".join(f"{v:.2f}" for v in verify))
     if args.figures:
         save_figure(report, request_counts(answers), args.figures)
     return report

@@ -37,7 +37,8 @@ def add_arguments(parser) -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("runs/distill"),
                         help="folder for data, checkpoints and weights")
-    parser.add_argument("--data", type=Path, nargs="+", default=[], help="more folders of data (default: OUT/data alone)")
+    parser.add_argument("--data", type=Path, nargs="+", default=[],
+                        help="more folders of data (default: OUT/data alone)")
     parser.add_argument("--export", type=Path, metavar="FOLDER",
                         help="only write the files of the drafters that have a checkpoint in --out into FOLDER")
     parser.add_argument("--speculators", action="store_true",
@@ -105,7 +106,7 @@ def distill(family, recipes: dict[str, Recipe | TableRecipe], out: Path, *, budg
         source_layers(recipe, family.target.config.num_hidden_layers)
         if (path := out / f"{name}.pt").exists():
             train.check_recipe(name, recipe, torch.load(path, weights_only=True, map_location="cpu"))
-    with locked(out):
+    with locked(out if answer_tokens or not models else out / next(iter(models))):    # endless runs share a pool
         if answer_tokens:       # data decides a drafter's quality, so it gets a good part of the time
             size = shard_size or (2048 if family.target.device.type == "cuda" else 256)
             generate(family, folder, answer_tokens, seed=seed, shard_size=size, train_prompts=train_prompts, tell=tell,
@@ -140,7 +141,8 @@ def export(family, out: Path, name: str, folder: Path, speculators: bool = False
             tensors[key] = value.bfloat16()
     texts = torch.load(out / "fixed.pt", weights_only=True)["held"]
     facts = {"recipe": asdict(recipe), "steps": state["step"], "tokens": state["tokens"], "data": state["data"],
-             "answer_tokens": state["answer_tokens"], "held_out_tokens": sum(len(t["tokens"]) - t["prompt"] for t in texts),
+             "answer_tokens": state["answer_tokens"],
+             "held_out_tokens": sum(len(t["tokens"]) - t["prompt"] for t in texts),
              "cpu_hours": round(state["seconds"] / 3600, 2),
              "began_as_target_layers": source_layers(recipe, family.target.config.num_hidden_layers),
              "family": family.name, "torch": torch.__version__}

@@ -23,7 +23,8 @@ _RULES = (
         \b(three|four|five|seven|ten)\ (facts|tips|names|words|ways|things|questions|riddles)\b"""),
     ("story", r"""story|poem|haiku|limerick|novel|dialogue|diary|fable|\btale|song|letter|speech|act as|you are|you're|
         pretend|\bplay\b|imagine|in character|screenplay|slogan|tweet|email|advertisement|joke"""))
-RULES = [(kind, re.compile(re.sub(r"\n\s*", "", rule.replace("\\ ", " ")), re.IGNORECASE | re.DOTALL)) for kind, rule in _RULES]
+RULES = [(kind, re.compile(re.sub(r"\n\s*", "", rule.replace("\\ ", " ")), re.IGNORECASE | re.DOTALL))
+         for kind, rule in _RULES]
 FIRST = 260         # characters that tell: what follows may be a text to work on
 
 

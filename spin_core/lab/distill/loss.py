@@ -41,5 +41,5 @@ def loss_and_gradient(logits: Tensor, p: Tensor, weight: Tensor, overlap: float 
     shared = torch.minimum(p, q).sum(-1)
     short = torch.where(q < p, q, 0.0)
     gradient = (1 - overlap) * (q * p.sum(-1, keepdim=True) - p) + overlap * (q * short.sum(-1, keepdim=True) - short)
-    return ((weight[:, None] * gradient).to(logits.dtype), (weight * ((1 - overlap) * cross_entropy - overlap * shared)).sum(),
-            (weight * shared).sum())
+    value = (1 - overlap) * cross_entropy - overlap * shared
+    return (weight[:, None] * gradient).to(logits.dtype), (weight * value).sum(), (weight * shared).sum()

@@ -125,7 +125,8 @@ class Store:
             if start >= end or start + length <= first:
                 break
             del self.where[oldest]
-        self.states[first:end], self.log_z[first:end] = states.cpu().bfloat16().view(torch.int16).numpy(), log_z.cpu().numpy()
+        self.states[first:end] = states.cpu().bfloat16().view(torch.int16).numpy()
+        self.log_z[first:end] = log_z.cpu().numpy()
         self.where[key], self.at = [first, count, self._sum(first)], end
 
     def get(self, key: str) -> tuple[Tensor, Tensor]:

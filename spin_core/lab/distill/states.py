@@ -1,7 +1,7 @@
 """What the target's head reads, for every token of the corpus, in half precision.
 
-The distribution itself would be 49,152 numbers a token, terabytes for a modest corpus. The state before the head is 576, and
-the head is applied again when a batch needs the distribution. ``log_z``, the log of the distribution's normaliser over the *whole*
+The distribution itself would be 49,152 numbers a token, terabytes for a modest corpus. The state before the head is 576,
+and the head is applied again when a batch needs the distribution. ``log_z``, the log of its normaliser over the *whole*
 vocabulary, makes the distribution over a reduced vocabulary exact, without renormalising.
 """
 

@@ -188,11 +188,12 @@ class DrafterTrainer:
             weight = (place >= depth).float()
             weight[count:] = 0
             weight *= DECAY ** depth / every / weight.sum().clamp(min=1)
-            read, of_rows = flat[batch.rows], torch.empty(len(batch.rows), flat.shape[1], dtype=fused.HALF, device=flat.device)
+            read = flat[batch.rows]
+            of_rows = torch.empty(read.shape, dtype=fused.HALF, device=flat.device)
             for at in range(0, len(read), ROWS):
                 rows = slice(at, at + ROWS)
-                gradient, lost, shared = self.pieces["loss_and_gradient"](read[rows] @ self.head.T, p[rows], weight[rows],
-                                                                          self.recipe.overlap)
+                gradient, lost, shared = self.pieces["loss_and_gradient"](
+                    read[rows] @ self.head.T, p[rows], weight[rows], self.recipe.overlap)
                 of_rows[rows] = gradient @ self.head
                 value += float(lost)
                 overlap += float(shared) * every if depth == 0 else 0.0
