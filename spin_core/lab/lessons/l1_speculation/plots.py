@@ -268,7 +268,7 @@ SAMPLES = [("#444444", "o"), (GREEN, "D"), (RED, "X")]
 @styled
 def expected_tokens(gammas: Sequence[int], measured: Sequence[float], errors: Sequence[float],
                     counts: Counts) -> Figure:
-    """Tokens per target pass by gamma: measured, the formula with one alpha, and with one for every place.
+    """Tokens per verification by gamma: measured, the formula with one alpha, and with one for every place.
 
     ``errors`` are half-widths. ``counts`` are how often place 1, 2, ... was tested and accepted, for as
     many places as the largest gamma; both formulas take their alphas from there.
@@ -285,7 +285,7 @@ def expected_tokens(gammas: Sequence[int], measured: Sequence[float], errors: Se
     left.axhline(1, color=GREY, linewidth=1, linestyle=":")
     left.text(max(gammas) + 0.25, 1.015, "plain decoding", color=GREY, size=9, va="bottom", ha="right")
     low, high = left.get_ylim()
-    left.set(xlabel="γ, drafted tokens per step", ylabel="tokens per target pass",
+    left.set(xlabel="γ, drafted tokens per step", ylabel="tokens per verification",
              xlim=(-0.3, max(gammas) + 0.3), ylim=(min(0.95, low), high + 0.22 * (high - low)))
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
     left.legend(loc="upper left")
@@ -338,7 +338,7 @@ def acceptance_by_position(counts: Mapping[str, Counts], *, here: Mapping[str, C
 
 @styled
 def acceptance_by_request(values: Mapping[str, Sequence[float]], groups: Sequence[str], *,
-                          ylabel: str = "tokens per target pass") -> Figure:
+                          ylabel: str = "tokens per verification") -> Figure:
     """One column per request, sorted: the range over all drafters, and the mark of its best drafter.
 
     ``values[drafter][i]`` belongs to request i, ``groups[i]`` names its workload: a panel each, titled with the drafters
@@ -424,7 +424,7 @@ def theory(alpha: float, cost: float, *, gammas: int = 12) -> Figure:
         left.axhline(1 / (1 - alpha), color=GREY, linestyle=":", linewidth=1.2)
         left.annotate(f"limit 1 / (1 − α) = {1 / (1 - alpha):.2f}", (gammas, 1 / (1 - alpha)), (0, 6),
                       ha="right", textcoords="offset points", size=9, color="#555555")
-    left.set(xlabel="γ, drafted tokens per step", ylabel="tokens per target pass",
+    left.set(xlabel="γ, drafted tokens per step", ylabel="tokens per verification",
              ylim=(0, max(6, tokens.max() * 1.2)))
     left.set_title(f"Expected tokens, α = {alpha:.2f}")
     right.plot(x, gain, "o-", color=GREEN, markeredgecolor="white")

@@ -139,7 +139,8 @@ def trials(found: Sequence[Trial], shown: int | None = None, title: str = "") ->
 
 
 @styled
-def width(nodes: Sequence[int], expected: Mapping[str, Mapping[str, Sequence[float]]], points: Mapping[int, float]) -> Figure:
+def width(nodes: Sequence[int], expected: Mapping[str, Mapping[str, Sequence[float]]],
+          points: Mapping[int, float]) -> Figure:
     """Tokens per verification by the number of nodes: a panel for each of ``expected``, a line for each way in it.
     ``points``: measured ones of the last panel's best tree."""
     figure = Figure(figsize=(WIDTH, 3.8), layout="constrained")
@@ -148,8 +149,8 @@ def width(nodes: Sequence[int], expected: Mapping[str, Mapping[str, Sequence[flo
         for (way, tokens), (colour, marker) in zip(ways.items(), ((GREY, "o"), (GREEN, "s"))):
             axes.plot(nodes, tokens, color=colour, marker=marker, markersize=4, label=way)
         gain = max(ways["best tree"]) / max(ways["chain"])
-        axes.set(title=f"{name.replace(': ', chr(10), 1)}\nthe best tree: {gain:.2f} times a chain", xlabel="drafted nodes",
-                 ylim=(1, None))
+        axes.set(title=f"{name.replace(': ', chr(10), 1)}\nthe best tree: {gain:.2f} times a chain",
+                 xlabel="drafted nodes", ylim=(1, None))
     row[-1].plot(list(points), list(points.values()), "*", color=BLUE, markersize=13, label="measured")
     row[-1].legend(loc="upper left")
     row[0].set_ylabel("tokens per verification")
