@@ -67,6 +67,10 @@ class Engine:
     a step before the host has read the last one's verdict, where the step needs nothing of it
     (:mod:`spin_core.pipeline.asynchronous`). The pipeline changes speed, not text.
 
+    ``check`` compares the target, and each model drafter, with the model library's own logits of a short text when it
+    is loaded, in every way to attend that may be chosen: a few short passes, 25 ms of a tiny model on a CPU. A
+    difference beyond rounding refuses the model, or lets it run through the library's code.
+
     ``trace_limit`` bounds the events that the trace keeps, None keeps all (:class:`spin_core.trace.Trace`).
 
     Threads: :meth:`submit`, :meth:`cancel`, :meth:`step`, :meth:`generate` and :meth:`stream` may be called from any
@@ -83,7 +87,7 @@ class Engine:
                  record_probs: bool = False, verification: str = "auto", selector: str | Selector | None = None,
                  arms: Sequence[str] | None = None, capacities: Mapping[str, int] | None = None,
                  fast_switching: bool = True, pipeline: str | int | None = None, grouping: str = "balanced",
-                 stage_timeout: float = LIMIT, trace_limit: int | None = EVENTS,
+                 stage_timeout: float = LIMIT, trace_limit: int | None = EVENTS, check: bool = True,
                  record_laws: bool | None = None) -> None:
         if drafter is not None and selector is not None:
             raise ValueError("Engine: a selector chooses drafters, drafter names one: give one of them")
@@ -120,7 +124,8 @@ class Engine:
         self.drafter = drafter                                          # None: the selector chooses
         self.gamma = gamma                                              # None: as many as suits the drafter
         self.target = ModelRunner(family.target, max_batch, self.max_len, family.vocab_size, verification=verification,
-                                  keep_states=pool.layers_read(family.drafters.values()))
+                                  keep_states=pool.layers_read(family.drafters.values()), check=check,
+                                  chunk=prefill_chunk)
         self.pool = pool.DrafterPool(family, max_batch, self.max_len, self.target)
         self.trace = Trace(trace_limit)
         self.scheduler = Scheduler(family, self.target, self.pool, self.trace, max_batch=max_batch,

@@ -169,9 +169,10 @@ class Step:
         watch.enter(name)
         try:
             drafter = self.drafters.get(name)
-            counts = [self.num_draft_tokens(r, drafter) for r in requests]
+            most = self.target.cache.most or self.scheduler.max_len        # tokens that a pass may read of a request
+            rooms = [min(self.scheduler.max_len - w.request.length, most - len(w.input_ids)) for w in members]
+            counts = [min(self.num_draft_tokens(r, drafter), room) for r, room in zip(requests, rooms)]
             draft = drafter.propose(requests, counts)
-            rooms = [self.scheduler.max_len - r.length for r in requests]
             tokens, counts = check_draft(draft, counts, rooms, self.scheduler.vocab_size)
             draft = draft.to(self.target.device)
         except Exception as failure:        # losing a drafter must cost speed, never a request

@@ -29,7 +29,11 @@ class ModelRunner:
 
     A model that does not attend through the library's registry, or in a way that ours does not know, runs through the
     library's own code, one request at a time (:mod:`spin_core.runtime.library`), with a warning: exact, and slow.
-    ``check``: compare a short text with the library's own logits before anything is served.
+    ``check``: compare a short text with the library's own logits before anything is served; that costs one short pass
+    of the library, one of ours over a prompt, and one for each strategy that "auto" chooses from.
+
+    Layers with a window keep no more than window + ``chunk`` + 64 tokens (:class:`SlotCache`), and read no more than
+    chunk + 64 of a request at once; a longer chain is read in parts.
 
     Raises NotImplementedError, at once, for a model that cannot run in either way (recurrent layers), or whose logits
     differ from the library's by more than rounding.
@@ -37,11 +41,11 @@ class ModelRunner:
 
     def __init__(self, model: PreTrainedModel, slots: int, max_len: int, vocab_size: int | None = None,
                  keep_states: bool | tuple[int, ...] = False, verification: str = "auto",
-                 window: Window | None = None, check: bool = True) -> None:
+                 window: Window | None = None, check: bool = True, chunk: int = 512) -> None:
         self.window, self.vocab_size, self.device = window, vocab_size, model.device
         self.graphs = None          # see spin_core.runtime.graphs
         self.states: Tensor | None = None
-        ready = prepare(model, slots, max_len, verification, window, keep_states, check)
+        ready = prepare(model, slots, max_len, verification, window, keep_states, check, chunk)
         self.ready, self.model, self.cache = ready, ready.model, ready.cache
         if keep_states:
             self.keep_layers = () if keep_states is True else tuple(layer for layer in keep_states if layer >= 0)
@@ -83,11 +87,26 @@ class ModelRunner:
             if logits is not None:
                 return logits
         tokens = torch.as_tensor(tokens, dtype=torch.int64, device=self.device)
+        if self.cache.most and max(counts, default=0) > self.cache.most and ancestors is None and not inputs:
+            return self._in_parts(slots, counts, tokens, rows)
         batch = RaggedBatch.build(tokens, slots, counts, [self.cache.lengths[s] for s in slots], ancestors)
         logits = self.ready.logits(batch, rows, **inputs)
         for slot, count in zip(slots, counts):
             self.cache.lengths[slot] += count
         return logits[:, :self.vocab_size]
+
+    def _in_parts(self, slots: list[int], counts: list[int], tokens: Tensor, rows: list[int]) -> Tensor:
+        """The pass as several, of as many tokens of a request as rings take."""
+        texts, found, most = tokens.split(counts), {}, self.cache.most
+        starts = torch.tensor([0, *counts]).cumsum(0).tolist()
+        for begin in range(0, max(counts), most):
+            parts = [(b, text[begin:begin + most]) for b, text in enumerate(texts) if len(text) > begin]
+            numbers = [starts[b] + begin + i for b, part in parts for i in range(len(part))]
+            wanted = [i for i, number in enumerate(numbers) if number in rows]
+            logits = self.forward([slots[b] for b, _ in parts], [len(part) for _, part in parts],
+                                  torch.cat([part for _, part in parts]), wanted)
+            found |= {numbers[i]: row for i, row in zip(wanted, logits)}
+        return torch.stack([found[row] for row in rows]) if rows else logits[:0]
 
     def keep(self, slots: list[int], bases: list[int], paths: list[list[int]]) -> None:
         """Of the trees read last, behind ``bases[b]`` tokens of each slot, let the nodes ``paths[b]`` be the text."""
