@@ -57,6 +57,18 @@ class Contradiction(NotImplementedError):
     """The library's own code does not agree with itself, so there is no text to be equal to."""
 
 
+@torch.inference_mode()
+def refuse_parts(model: PreTrainedModel, tokens: list[int], expected: Tensor) -> None:
+    """Raise Contradiction where the library reads a short part, or a single token, of the text otherwise than all of it
+    at once: in some releases a model drops its mask then."""
+    past, parts = DynamicCache(), torch.tensor(tokens[:4], device=model.device).split([min(3, len(tokens) - 1), 1])
+    found = torch.cat([call(model, part, past, start).logits[0] for part, start in zip(parts, (0, len(parts[0])))])
+    apart = float(_apart(found, expected[:len(found)]).max() / _largest(expected))
+    if not apart <= TOLERANCE.get(expected.dtype, 1e-1):
+        raise Contradiction(f"the library's code reads a text in parts otherwise than at once, by {apart:.1e} of the "
+                            "largest logit")
+
+
 def refuse_forgetful(model: PreTrainedModel, windows: dict[int, int | None], max_len: int) -> None:
     """Raise Contradiction where the library's cache forgets, in ``max_len`` tokens, some that its mask still shows.
     ``windows``: by layer, how many tokens the mask shows, None for all."""
@@ -95,13 +107,16 @@ def difference(forward: Callable, truncate: Callable[[int, int], None], ways: di
             read = forward(way, [text for text, _, _ in requests], [mask for _, mask, _ in requests], wanted)
             rows.append(_apart(read, torch.cat([expected[FIRST:][:len(known)] for _, _, known in requests])))
         found[f"drafts, {name}"] = torch.cat(rows)
-    largest = expected.nan_to_num(0, 0, 0).abs().max().clamp(min=1e-30)
     # in half precision a router may choose another expert for a token: then most tokens must agree, not all
     half = expected.dtype in (torch.float16, torch.bfloat16)
-    worst = {name: float((rows.median() if half and rows.isfinite().all() else rows.max()) / largest)
+    worst = {name: float((rows.median() if half and rows.isfinite().all() else rows.max()) / _largest(expected))
              for name, rows in found.items()}
     where = max(worst, key=lambda name: torch.inf if worst[name] != worst[name] else worst[name])
     return worst[where], where
+
+
+def _largest(logits: Tensor) -> Tensor:
+    return logits.nan_to_num(0, 0, 0).abs().max().clamp(min=1e-30)
 
 
 def _apart(mine: Tensor, theirs: Tensor) -> Tensor:

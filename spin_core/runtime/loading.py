@@ -18,7 +18,7 @@ from spin_core.kv.cache import SlotCache
 from spin_core.kv.ring import RingAttention, RingCache, Window
 from spin_core.runtime.attention import Ragged, attach, serving
 from spin_core.runtime.block import fuse_layers
-from spin_core.runtime.check import LENGTH, TOLERANCE, WIDTH, Contradiction, difference, own_logits, refuse_forgetful
+from spin_core.runtime.check import LENGTH, TOLERANCE, WIDTH, Contradiction, difference, own_logits, refuse_forgetful, refuse_parts
 from spin_core.runtime.layers import refuse_positions, survey
 from spin_core.runtime.library import LibraryPasses
 from spin_core.runtime.linear import pack_linears
@@ -152,9 +152,10 @@ def _on_ragged_batches(model: PreTrainedModel, slots: int, max_len: int, verific
 def _by_the_library(model: PreTrainedModel, slots: int, max_len: int) -> Prepared:
     refuse_positions(model)
     shared = share_weights(model).eval()
-    shapes = own_logits(shared, min(LENGTH, max_len))[2]
+    tokens, expected, shapes = own_logits(shared, min(LENGTH, max_len))
     if not shapes:
         raise NotImplementedError("it keeps no keys and values of its past")
+    refuse_parts(shared, tokens, expected)
     needs = {i: LayerNeeds(kv, kv, key, value) for i, (kv, key, value) in enumerate(shapes)}
     cache = SlotCache(len(shapes), slots, 0, max_len, 0, model.dtype, model.device, shapes)
     return Prepared(shared, cache, needs, needs, library=LibraryPasses(shared, cache))
