@@ -8,6 +8,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 
 from spin_core.files import check_writable, save_json
 
@@ -86,14 +87,16 @@ def _generate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--target", help="a Hugging Face folder or hub name instead of the embedded target")
     parser.add_argument("--draft-model", action="append", help="drafters for --target, likewise")
+    parser.add_argument("--parts", type=int, help="under torchrun: the target's ranks; the others draft (default all; "
+                                                  "without --target 1)")
     parser.add_argument("--json", metavar="OUT", help="write texts, events and metrics here")
 
 
 def _generate(args) -> int:
-    from spin_core import provenance, zoo
+    from spin_core import distributed, zoo
     from spin_core.engine import Engine
     from spin_core.request import FinishReason, SamplingParams
-    from spin_core.runtime.tensor_parallel import processes, speaks
+    from spin_core.runtime.ranks import RankLost, processes
     from spin_core.workloads import load_workload
 
     if args.draft_model and not args.target:
@@ -106,15 +109,35 @@ def _generate(args) -> int:
     if args.workload:
         prompts = [p.messages for p in load_workload(args.workload, split="test" if args.workload in
                                                      _workload_names() else None, limit=args.limit)]
-    if processes() > 1 and not args.target:
-        raise ValueError("torchrun is for a --target: the embedded one fits any device, and its drafters need it whole")
-    family = zoo.load(target=args.target, drafters=args.draft_model or [], device=args.device, parts=processes()) \
-        if args.target else zoo.load("smollm2", device=args.device)
+    if args.parts and not args.target:
+        raise ValueError("--parts is for a --target: the embedded one fits any device, and its drafters need it whole")
+    family = distributed.join(
+        zoo.load(target=args.target, drafters=args.draft_model or [], device=args.device,
+                 parts=args.parts or processes()) if args.target else zoo.load("smollm2", device=args.device))
     engine = Engine(family, args.drafter, args.gamma, max_batch=args.batch, max_len=args.max_len,
                     selector=args.selector, arms=args.arm, verification=args.verification, pipeline=args.pipeline)
-    requests = engine.generate(prompts, params)
-    if not speaks():
-        return 0
+    requests = [engine.submit(prompt, params) for prompt in prompts]
+    try:
+        while not all(r.finished for r in requests):
+            with suppress(RankLost):            # the requests that this ended say so
+                engine.step()
+    except KeyboardInterrupt as stop:           # what has finished is kept
+        with suppress(RankLost):
+            engine.cancel_all()
+        _report(args, engine, requests)
+        lost = family.ranks.lost if processes() > 1 else {}
+        raise KeyboardInterrupt(*stop.args, *(f"rank {rank} {why}" for rank, why in lost.items())) from stop
+    _report(args, engine, requests)
+    return 1 if any(r.finish_reason is FinishReason.ERROR for r in requests) else 0
+
+
+def _report(args, engine, requests) -> None:
+    """Print the texts and what speculation did, and write them down if asked."""
+    from spin_core import provenance
+    from spin_core.runtime.ranks import processes
+
+    if processes() > 1:         # torchrun ends all processes once one has died: not before this is written
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     metrics = engine.trace.metrics()
     if args.json:
         save_json(args.json, {
@@ -134,7 +157,6 @@ def _generate(args) -> int:
           f"{f'drafter {engine.drafter}' if engine.drafter else _served(engine)}: "
           f"{metrics['accepted']} of {metrics['drafted']} drafted tokens accepted"
           + (f" ({metrics['acceptance_rate']:.0%})" if metrics["drafted"] else ""))
-    return 1 if any(r.finish_reason is FinishReason.ERROR for r in requests) else 0
 
 
 def _count(text: str) -> int | str:

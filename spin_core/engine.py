@@ -12,7 +12,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from spin_core.draft import Drafter, pool
 from spin_core.logits import check_model, resolve, samples
@@ -21,8 +21,8 @@ from spin_core.pipeline.executor import LIMIT, Sequential
 from spin_core.pipeline.grouping import POLICIES
 from spin_core.pipeline.micro_batches import MicroBatches
 from spin_core.request import FinishReason, Request, SamplingParams, check_whole
-from spin_core.runtime import ModelRunner
-from spin_core.runtime.tensor_parallel import parts_of
+from spin_core.runtime.ranks import RankLost
+from spin_core.runtime.shared import target_runner
 from spin_core.scheduler import Scheduler
 from spin_core.select import Selector
 from spin_core.select.assigner import DEFAULT_GAMMA, Assigner, make_selector
@@ -34,12 +34,10 @@ Prompt = str | list[int] | list[dict]
 
 
 class Engine:
-    """Serves requests for one model family, losslessly.
+    """Serves requests for one model family, losslessly; one that is spread by :mod:`spin_core.distributed` likewise.
 
     ``Engine(family)`` is SPIN: ``selector="spin", verification="auto", pipeline="auto"``. ``Engine(family, NAME)`` is
-    classical speculation: one drafter for all, and drafting waits for verification unless ``pipeline`` is given. So is
-    ``Engine(family)`` with the family's first drafter where the target is spread over processes: they have no clock
-    in common to decide by.
+    classical speculation: one drafter for all, and drafting waits for verification unless ``pipeline`` is given.
 
     ``drafter`` names the drafter of every request that is submitted without one of its own: one of the family's,
     "ngram" (prompt lookup), "none" (plain decoding), or made of these, as :mod:`spin_core.draft.composite`, ``trees``,
@@ -67,16 +65,12 @@ class Engine:
     a step before the host has read the last one's verdict, where the step needs nothing of it
     (:mod:`spin_core.pipeline.asynchronous`). The pipeline changes speed, not text.
 
-    ``check`` compares the target, and each model drafter, with the model library's own logits of a short text when it
-    is loaded, in every way to attend that may be chosen: a few short passes, 25 ms of a tiny model on a CPU. A
-    difference beyond rounding refuses the model, or lets it run through the library's code.
+    ``trace_limit`` bounds the events that the trace keeps, None keeps all (:class:`spin_core.trace.Trace`). ``check``:
+    at load, compare a short text with the model library's logits: five short passes of the target, 25 ms if it is tiny.
 
-    ``trace_limit`` bounds the events that the trace keeps, None keeps all (:class:`spin_core.trace.Trace`).
-
-    Threads: :meth:`submit`, :meth:`cancel`, :meth:`step`, :meth:`generate` and :meth:`stream` may be called from any
-    thread. One step runs at a time; a second call waits for its turn, and a step serves the requests of all callers.
-    A step that is called from within a step, by a drafter for example, raises RuntimeError. ``close()``, or leaving
-    the engine's ``with`` block, ends its requests and its threads.
+    Threads: all methods may be called from any thread. One step runs at a time; a second call waits for its turn, and
+    a step serves the requests of all callers. A step that is called from within a step, by a drafter for example,
+    raises RuntimeError. ``close()``, or leaving the engine's ``with`` block, ends its requests and its threads.
 
     Raises ValueError for unknown drafters and strategies, for a drafter beside a selector, and for impossible limits. A
     bad *request* never raises: it comes back finished with ``FinishReason.ERROR`` and says why, and the others go on.
@@ -87,16 +81,12 @@ class Engine:
                  record_probs: bool = False, verification: str = "auto", selector: str | Selector | None = None,
                  arms: Sequence[str] | None = None, capacities: Mapping[str, int] | None = None,
                  fast_switching: bool = True, pipeline: str | int | None = None, grouping: str = "balanced",
-                 stage_timeout: float = LIMIT, trace_limit: int | None = EVENTS, check: bool = True,
-                 record_laws: bool | None = None) -> None:
+                 stage_timeout: float = LIMIT, trace_limit: int | None = EVENTS,
+                 check: bool = True, record_laws: bool | None = None) -> None:
         if drafter is not None and selector is not None:
             raise ValueError("Engine: a selector chooses drafters, drafter names one: give one of them")
         if arms is not None and (drafter is not None or isinstance(selector, Selector)):
             raise ValueError("Engine: arms are for a policy's name: a Selector has its own, and one drafter needs none")
-        if parts_of(family.target) > 1:         # by the clock every process would decide something else
-            if selector is not None or pipeline == "auto":
-                raise ValueError("Engine: a target over several processes needs one drafter and a fixed pipeline")
-            drafter = drafter or next(iter(family.drafters), "ngram")
         if drafter is not None and capacities is not None:
             raise ValueError("Engine: capacities need a selector")
         if pipeline is None:
@@ -123,9 +113,9 @@ class Engine:
         self.kv_tokens = kv_tokens or max_batch * self.max_len
         self.drafter = drafter                                          # None: the selector chooses
         self.gamma = gamma                                              # None: as many as suits the drafter
-        self.target = ModelRunner(family.target, max_batch, self.max_len, family.vocab_size, verification=verification,
-                                  keep_states=pool.layers_read(family.drafters.values()), check=check,
-                                  chunk=prefill_chunk)
+        self.target = target_runner(family, max_batch, self.max_len, family.vocab_size, verification=verification,
+                                    check=check, chunk=prefill_chunk,
+                                    keep_states=pool.layers_read(family.drafters.values()))
         self.pool = pool.DrafterPool(family, max_batch, self.max_len, self.target)
         self.trace = Trace(trace_limit)
         self.scheduler = Scheduler(family, self.target, self.pool, self.trace, max_batch=max_batch,
@@ -217,7 +207,8 @@ class Engine:
         try:
             self._submit_all(requests, prompts, params, submit)
             while not all(r.finished for r in requests):
-                self.step()
+                with suppress(RankLost):            # each request that this ended says so
+                    self.step()
         finally:                        # an interrupt leaves nothing behind that the next call would have to serve
             self._end(requests)
         return requests
@@ -235,7 +226,8 @@ class Engine:
                     yield events.popleft()
                 if done:
                     return
-                self.step()
+                with suppress(RankLost):
+                    self.step()
         finally:                        # a consumer that stops listening does not want the rest
             self.trace.forget(events)
             self._end(requests)
@@ -243,15 +235,19 @@ class Engine:
     def step(self) -> list[Event]:
         """Serve the running requests once, or one micro-batch of them; the step's events. Without work an empty list.
 
-        Raises what the target's pass raised. The requests are then as they were before.
+        Raises what the target's pass raised. The requests are then as they were before, but RankLost ends them all.
         """
         if self.closed:
             raise RuntimeError("Engine.step: the engine is closed")
         with self._in_turn():
-            if self.pipeline:
-                return self.pipeline.step()
-            self.scheduler.admit()
-            return self.stages.run(self.scheduler.running) if self.scheduler.running else []
+            try:
+                if self.pipeline:
+                    return self.pipeline.step()
+                self.scheduler.admit()
+                return self.stages.run(self.scheduler.running) if self.scheduler.running else []
+            except RankLost as lost:
+                self.scheduler.end_all(str(lost))
+                raise
 
     def close(self) -> None:
         """End all requests and the engine's threads. It serves no more; a second call does nothing."""

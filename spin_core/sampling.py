@@ -6,6 +6,7 @@ one plain decoding would use. Both come from :func:`probabilities`.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 
 import torch
@@ -76,15 +77,15 @@ def probabilities(logits: Tensor, sampling: SamplingBatch, index: Tensor | None 
         torch.index_select(logits, 0, index, out=probs)
     else:
         probs.copy_(logits[index])
-    greedy = sampling.greedy        # the rule is _warp_; what follows are mixed batches and overflow
+    greedy = sampling.greedy        # the rule is warp_; what follows are mixed batches and overflow
     if not greedy.any():
-        _warp_(probs, sampling)
+        warp_(probs, sampling)
     elif not greedy.all():
-        probs[~greedy] = _warp_(probs[~greedy], sampling.rows(~greedy))
+        probs[~greedy] = warp_(probs[~greedy], sampling.rows(~greedy))
     overflown = probs[:, 0].isnan() & ~greedy & (sampling.temperature < 1)      # such a row is NaN throughout
     if overflown.any():         # of finite logits, divided: only the differences to the largest one count
         scores = (logits if index is None else logits[index])[overflown].to(dtype)
-        probs[overflown] = _warp_(scores - scores.amax(-1, keepdim=True), sampling.rows(overflown))
+        probs[overflown] = warp_(scores - scores.amax(-1, keepdim=True), sampling.rows(overflown))
     if greedy.any():
         peak, best = largest(probs[greedy])
         hot = torch.zeros_like(probs[greedy]).scatter_(-1, best.unsqueeze(-1), 1.0)
@@ -113,42 +114,47 @@ def largest(logits: Tensor) -> tuple[Tensor, Tensor]:
     return peak, best
 
 
-def _warp_(scores: Tensor, sampling: SamplingBatch) -> Tensor:
-    """Logits -> :func:`probabilities`, in place, of positive temperature. A filter is a floor under the scores."""
-    if (sampling.temperature != 1).any():
+def warp_(scores: Tensor, sampling: SamplingBatch, known: Collection[str] | None = None) -> Tensor:
+    """Logits -> :func:`probabilities`, in place, of positive temperature. A filter is a floor under the scores.
+
+    ``known``: the filters in use, so that the device need not be asked; every row is then sorted whole.
+    """
+    if known is not None or (sampling.temperature != 1).any():
         scores.div_(sampling.temperature.to(scores.dtype).unsqueeze(-1))
-    for active, floor in ((sampling.top_k > 0, _top_k_floor),
-                          (sampling.top_p < 1, _top_p_floor),
-                          (sampling.min_p > 0, _min_p_floor)):
-        if not active.any():
-            continue
-        if active.all():
-            scores.masked_fill_(scores < floor(scores, sampling), -torch.inf)
-        else:
-            kept = scores[active]
-            scores[active] = kept.masked_fill_(kept < floor(kept, sampling.rows(active)), -torch.inf)
+    for name, active, floor in (("top_k", sampling.top_k > 0, _top_k_floor),
+                                ("top_p", sampling.top_p < 1, _top_p_floor),
+                                ("min_p", sampling.min_p > 0, _min_p_floor)):
+        if known is not None:
+            if name in known:
+                floors = floor(scores, sampling, scores.shape[-1]).where(active.unsqueeze(-1), -torch.inf)
+                scores.masked_fill_(scores < floors, -torch.inf)
+        elif active.any():
+            kept, rows = (scores, sampling) if active.all() else (scores[active], sampling.rows(active))
+            kept.masked_fill_(kept < floor(kept, rows), -torch.inf)
+            if kept is not scores:
+                scores[active] = kept
     return torch.softmax(scores, -1, out=scores)
 
 
-def _top_k_floor(scores: Tensor, sampling: SamplingBatch) -> Tensor:
-    """``[N, 1]``: the k-th largest score."""
+def _top_k_floor(scores: Tensor, sampling: SamplingBatch, most: int | None = None) -> Tensor:
+    """``[N, 1]``: the k-th largest score. ``most``: how many are sorted; by default as many as needed."""
     k = sampling.top_k.clamp(max=scores.shape[-1])
-    return scores.topk(int(k.max())).values.gather(-1, k.unsqueeze(-1) - 1)
+    return scores.topk(most or int(k.max())).values.gather(-1, k.clamp(min=1).unsqueeze(-1) - 1)
 
 
-def _top_p_floor(scores: Tensor, sampling: SamplingBatch) -> Tensor:
+def _top_p_floor(scores: Tensor, sampling: SamplingBatch, most: int | None = None) -> Tensor:
     """``[N, 1]``: the lowest score of the smallest set of largest scores whose mass reaches top_p."""
     top_p = sampling.top_p.unsqueeze(-1)
     mass = scores.softmax(-1)
     # All tokens below (1 - top_p) / V together have less than 1 - top_p, so none is kept: sort only the
     # others, a small share of a large vocabulary.
-    candidates = (mass >= (1 - top_p).to(mass.dtype) / mass.shape[-1]).sum(-1).max().clamp(min=1)
-    order = scores.topk(int(candidates))
+    candidates = most or int((mass >= (1 - top_p).to(mass.dtype) / mass.shape[-1]).sum(-1).max().clamp(min=1))
+    order = scores.topk(candidates)
     mass = mass.gather(-1, order.indices).to(torch.float64)
     before = mass.cumsum(-1) - mass
     return order.values.gather(-1, (before < top_p).sum(-1, keepdim=True).clamp(min=1) - 1)
 
 
-def _min_p_floor(scores: Tensor, sampling: SamplingBatch) -> Tensor:
+def _min_p_floor(scores: Tensor, sampling: SamplingBatch, most: int | None = None) -> Tensor:
     """``[N, 1]``: the score of a token min_p times as likely as the most likely one."""
     return scores.amax(-1, keepdim=True) + sampling.min_p.log().to(scores.dtype).unsqueeze(-1)

@@ -101,6 +101,15 @@ class Scheduler:
             request.error = error
             request.finish_reason = reason      # last: other threads wait for it
 
+    def end_all(self, error: str) -> None:
+        """End every request because of ``error``: the target can serve none any more."""
+        with self.lock:
+            for request in [r for r in (*self.queue, *self.running) if not r.finished]:
+                self.finish(request, FinishReason.ERROR, error)
+                if request.slot is None:
+                    self.leave(request)
+        self.sweep()
+
     def is_in_flight(self, request: Request) -> bool:
         """Does a step under way use the request's slot?"""
         return any(request in step.requests for step in list(self.in_flight))

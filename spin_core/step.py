@@ -6,13 +6,14 @@ under different sampling parameters.
 
 Every mode of the engine runs this step. Without a pipeline it runs at once, for all requests (:meth:`Step.run`).
 Micro-batches launch it for a part of the batch on an executor that drafts and verifies in two threads, and land it
-later. Asynchronous steps draft and verify by passes that stay on the device, and commit through :meth:`Step.commit`.
+later. Asynchronous steps have the same stages, but draft and verify by passes that stay on the device.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -34,249 +35,6 @@ from spin_core.verify import verify_chain, verify_tree
 
 if TYPE_CHECKING:
     from spin_core.pipeline.executor import Executor, Flight
-
-
-class Step:
-    """The five stages, in their order, and the parts of an engine that they use. In short, a step is
-
-        work = plan(requests); choose(work); groups = draft(work); verified = verify(groups); events = commit(verified)
-    """
-
-    def __init__(self, target: ModelRunner, drafters: DrafterPool, scheduler: Scheduler, assigner: Assigner | None,
-                 trace: Trace, here: Executor, *, prefill_chunk: int = 512, record_probs: bool = False) -> None:
-        self.target, self.drafters, self.scheduler, self.assigner = target, drafters, scheduler, assigner
-        self.trace, self.prefill_chunk, self.record_probs = trace, prefill_chunk, record_probs
-        self.here = here        # runs both stages in the calling thread
-
-    def run(self, requests: list[Request]) -> list[Event]:
-        """One step, from its plan to its commit; its events."""
-        return self.land(self.launch(requests, self.here))
-
-    def launch(self, requests: list[Request], executor: Executor, others: Sequence[Request] = (), group: int = 0,
-               groups: int = 1) -> InFlight:
-        """Plan and choose, and have the executor draft and verify, here or in other threads.
-
-        The ``requests`` are micro-batch ``group`` of ``groups``; ``others`` are in the other micro-batches.
-        """
-        began = time.perf_counter()
-        work = self.plan(requests)
-        self.choose(work, others)
-        watch = Watch()
-        flight = executor.launch(lambda: self.draft(work, watch), self.verify, group)
-        self.scheduler.in_flight.append(InFlight([w.request for w in work], flight, began, group, groups, watch))
-        return self.scheduler.in_flight[-1]
-
-    def land(self, step: InFlight) -> list[Event]:
-        """Wait for the verdicts and commit them; the events."""
-        return self.commit(self.wait(step), step)
-
-    def plan(self, requests: list[Request]) -> list[Work]:
-        """Which tokens the target reads: decoding requests their last one, prompts a chunk of a shared budget."""
-        work, budget = [], self.prefill_chunk
-        for request in requests:
-            # a step that failed behind the target's pass has left drafts in the cache; otherwise this does nothing
-            self.target.cache.truncate(request.slot, request.length - 1)
-            input_ids = unread = request.tail(self.target.cache.lengths[request.slot])
-            if len(unread) > 1:
-                input_ids = unread[:budget]
-                budget -= len(input_ids)
-            if input_ids:
-                work.append(Work(request, input_ids, len(input_ids) == len(unread)))
-        return work
-
-    def choose(self, work: list[Work], others: Sequence[Request] = ()) -> None:
-        """Let the selector choose drafter and gamma of the requests that decode."""
-        if self.assigner:
-            in_flight = [r for step in self.scheduler.in_flight for r in step.requests]
-            self.assigner.assign([w.request for w in work if w.last_chunk], others, in_flight)
-
-    def draft(self, work: list[Work], watch: Watch) -> list[DraftGroup]:
-        """Have each drafter propose for its requests. Those of a drafter that fails go on without a draft."""
-        watch.enter(None)
-        prefill = [w for w in work if not w.last_chunk]
-        groups = [DraftGroup(prefill, None, "none", [0] * len(prefill))] if prefill else []
-        by_name: dict[str, list[Work]] = {}
-        for w in work:
-            if w.last_chunk:
-                by_name.setdefault(w.request.drafter, []).append(w)
-        return groups + [self._propose(name, members, watch) for name, members in by_name.items()]
-
-    def verify(self, groups: list[DraftGroup]) -> Verified:
-        """Let the target accept or reject. It may run in another thread than the owner's: it changes caches only."""
-        start = time.perf_counter()
-        logits = self._run_target(groups)
-        verifying = time.perf_counter()
-        outcomes = [outcome for group, rows in zip(groups, logits) for outcome in self._accept_reject(group, rows)]
-        return Verified(groups, outcomes, start, verifying - start, time.perf_counter() - verifying)
-
-    def commit(self, verified: Verified, step: InFlight) -> list[Event]:
-        """Append the verdicts' tokens, record what happened, let go of finished requests and of failed drafters."""
-        members = [(group, work.request) for group in verified.groups for work in group.members]
-        served, events = [], []
-        try:
-            for (group, request), outcome in zip(members, verified.outcomes):
-                with self.scheduler.lock:
-                    if request.finished:            # cancelled while the step was under way
-                        continue
-                    context = request.length
-                    emitted = self.commit_request(request, outcome)
-                    events.append(self._record(group, request, outcome, verified, step, emitted, context, len(members)))
-                    served.append((group, request, outcome))
-            selecting = self._observe(verified.groups, served, events)
-        finally:                                    # whatever went wrong, finished requests hold nothing any more
-            self.scheduler.sweep()
-        seconds = time.perf_counter() - step.began
-        for event in events:
-            event.step_seconds, event.select_seconds = seconds, selecting
-        self.trace.steps += 1
-        for group in verified.groups:               # last: where warnings are errors it raises
-            if group.error:
-                self.drafters.retire(group.drafter, group.error)
-        return events
-
-    # ---- what the stages call
-
-    def wait(self, step: InFlight) -> Verified:
-        """What the step's flight brings. Where a stage raised, the requests are as they were before."""
-        try:
-            verified = step.flight.result()
-        except BaseException:
-            if step.flight.landed:          # a stage raised it; behind a limit or an interrupt it is still in flight
-                self.undo(step)
-            raise
-        self.scheduler.in_flight.remove(step)
-        return verified
-
-    def undo(self, step: InFlight) -> None:
-        """Take back what a step that failed may have read: caches hold no more than the committed text."""
-        self.scheduler.in_flight.remove(step)
-        for request in step.requests:
-            self._roll_back(request, request.length - 1)
-        self.scheduler.sweep()
-
-    def num_draft_tokens(self, request: Request, drafter: Drafter) -> int:
-        """How many tokens are worth drafting: the target adds one itself, and no limit may be passed."""
-        room = min(self.scheduler.max_len - 1, drafter.max_context) - request.length
-        return max(0, min(request.gamma, request.remaining - 1, room))
-
-    def _propose(self, name: str, members: list[Work], watch: Watch) -> DraftGroup:
-        """Have one drafter draft, and check what it proposes before anything of it reaches the device.
-
-        SystemExit and KeyboardInterrupt pass through: a signal's handler may have raised them.
-        """
-        requests = [w.request for w in members]
-        start, error = time.perf_counter(), None
-        watch.enter(name)
-        try:
-            drafter = self.drafters.get(name)
-            most = self.target.cache.most or self.scheduler.max_len        # tokens that a pass may read of a request
-            rooms = [min(self.scheduler.max_len - w.request.length, most - len(w.input_ids)) for w in members]
-            counts = [min(self.num_draft_tokens(r, drafter), room) for r, room in zip(requests, rooms)]
-            draft = drafter.propose(requests, counts)
-            tokens, counts = check_draft(draft, counts, rooms, self.scheduler.vocab_size)
-            draft = draft.to(self.target.device)
-        except Exception as failure:        # losing a drafter must cost speed, never a request
-            draft, error = Draft.empty(len(requests), self.target.device), failure
-            tokens, counts = [], [0] * len(requests)
-        watch.enter(None)
-        self._synchronize()
-        return DraftGroup(members, draft, name, counts, tokens, start, time.perf_counter() - start, error)
-
-    def _run_target(self, groups: list[DraftGroup]) -> list[Tensor]:
-        """One target pass over everything: per group the logits of its rows to decide, as the verifier wants them."""
-        slots, counts, tokens, rows, share, ancestors = [], [], [], [], [], []
-        for group in groups:
-            drafted, before = iter(group.tokens), len(rows)
-            for b, (work, num_draft) in enumerate(zip(group.members, group.counts)):
-                tokens += work.input_ids
-                if work.last_chunk:
-                    rows.extend(range(len(tokens) - 1, len(tokens) + num_draft))
-                tokens.extend(next(drafted) for _ in range(num_draft))
-                slots.append(work.request.slot)
-                counts.append(len(work.input_ids) + num_draft)
-                tree = isinstance(group.draft, Tree)
-                ancestors.append(group.draft.ancestors(b, len(work.input_ids)) if tree else None)
-            share.append(len(rows) - before)
-        logits = self.target.forward(slots, counts, tokens, rows,
-                                     ancestors if any(mask is not None for mask in ancestors) else None)
-        self._synchronize()
-        return list(logits.split(share))
-
-    def _accept_reject(self, group: DraftGroup, logits: Tensor) -> list[RequestOutcome]:
-        """Verify the drafts of one group."""
-        if group.draft is None:
-            return [RequestOutcome([]) for _ in group.members]
-        requests = [w.request for w in group.members]
-        sampling = SamplingBatch.from_params([r.params for r in requests], logits.device)
-        raw, logits = logits, adjust(logits, group.draft, requests)
-        position = torch.tensor([r.length for r in requests], device=logits.device)
-        trees: list[dict | None] = [None] * len(requests)
-        if isinstance(group.draft, Tree):
-            verdict = verify_tree(logits, group.draft, sampling, position)
-            trees = group.draft.to_trace(verdict.path.tolist())
-            self.target.keep([r.slot for r in requests], [r.length for r in requests], [t["path"] for t in trees])
-        else:
-            verdict = verify_chain(logits, group.draft, sampling, position, max_draft=max(group.counts))
-        drafted, outcomes = iter(group.tokens), []
-        for b, (count, accepted, row, failed) in enumerate(zip(
-                group.counts, verdict.num_accepted.tolist(), verdict.tokens.tolist(), verdict.failed.tolist())):
-            outcomes.append(RequestOutcome([next(drafted) for _ in range(count)], accepted, [t for t in row if t >= 0],
-                                           failed, tree=trees[b]))
-            if requests[b].params.logprobs:
-                path = trees[b]["path"] if trees[b] else range(accepted)
-                outcomes[-1].logprobs = log_probs(raw[sum(group.counts[:b]) + b:], path, outcomes[-1].tokens)
-            if self.record_probs:
-                outcomes[-1].distributions = distributions(group.draft, logits, sampling, b)
-        return outcomes
-
-    def commit_request(self, request: Request, outcome: RequestOutcome) -> list[int]:
-        """Append the verdict's tokens up to the first stop; roll every cache back to what is committed."""
-        if outcome.failed:
-            self.scheduler.finish(request, FinishReason.ERROR, "the target's logits behind token "
-                                  f"{request.length - 1} hold NaN or nothing finite")
-            return []
-        read = request.length + outcome.accepted        # the target has seen the drafts: keep the accepted ones
-        emitted = []
-        for token in outcome.tokens:
-            request.output_ids.append(token)
-            emitted.append(token)
-            if self.scheduler.finish_if_stopped(request):
-                break
-        request.logprobs += outcome.logprobs[:len(emitted)]
-        if outcome.tokens and not request.finished:
-            self._roll_back(request, read)
-        return emitted
-
-    def _roll_back(self, request: Request, length: int) -> None:
-        """Let the caches of the target and of the request's drafter hold no more than ``length`` tokens of it."""
-        self.target.cache.truncate(request.slot, length)
-        self.drafters.rollback(request.slot, length, request.drafter)
-
-    def _record(self, group: DraftGroup, request: Request, outcome: RequestOutcome, verified: Verified, step: InFlight,
-                emitted: list[int], context: int, batch: int) -> Event:
-        return self.trace.add(
-            "step", request.id, step=self.trace.steps, drafter=group.drafter, drafted=outcome.drafted,
-            accepted=outcome.accepted * (not outcome.failed), emitted=emitted, context=context, batch=batch,
-            micro_batch=step.group, micro_batches=step.groups, draft_seconds=group.seconds,
-            draft_began=group.began - self.trace.origin if group.draft else 0.0,
-            target_began=verified.began - self.trace.origin, target_seconds=verified.target_seconds,
-            verify_seconds=verified.verify_seconds, distributions=outcome.distributions, tree=outcome.tree)
-
-    def _observe(self, groups: list[DraftGroup], served: list[tuple], events: list[Event]) -> float:
-        """Report the step to the selector; the seconds that the selector took since the last report."""
-        if not self.assigner:
-            return 0.0
-        rows = sum(len(w.input_ids) + count for group in groups for w, count in zip(group.members, group.counts))
-        self.assigner.observe([(request, event, outcome.failed or group.error is not None)
-                               for (group, request, outcome), event in zip(served, events) if group.draft is not None],
-                              rows)
-        return self.assigner.take_seconds()
-
-    def _synchronize(self) -> None:
-        """Let the device finish, so that a phase's seconds are its own."""
-        if self.target.device.type == "cuda":
-            # this stream alone: drafters may be reading in others
-            torch.cuda.current_stream(self.target.device).synchronize()
 
 
 # ---- what stages hand to each other
@@ -333,11 +91,260 @@ class Verified:
 
 @dataclass(eq=False)
 class InFlight:
-    """A step between its launch and its landing, for micro-batch ``group`` of ``groups``."""
+    """A step between its launch and its landing. ``watch`` knows which drafter it waits for."""
 
     requests: list[Request]
     flight: Flight          # ``result()`` waits for the :class:`Verified`; ``landed``: it is there
     began: float
-    group: int = 0
-    groups: int = 1
+    micro_batch: int = 0
+    micro_batches: int = 1
     watch: Watch | None = None
+
+
+class Step:
+    """The five stages, in their order, and the parts of an engine that they use. In short, a step is
+
+        work = plan(requests); choose(work); groups = draft(work); verified = verify(groups); events = commit(verified)
+
+    :meth:`launch` plans, chooses, and has an executor draft and verify; :meth:`land` waits for that and commits. Between
+    steps the target's cache holds all of a text but its last token, which is read together with the draft.
+    """
+
+    def __init__(self, target: ModelRunner, drafters: DrafterPool, scheduler: Scheduler, assigner: Assigner | None,
+                 trace: Trace, inline: Executor, *, prefill_chunk: int = 512, record_probs: bool = False) -> None:
+        self.target, self.drafters, self.scheduler, self.assigner = target, drafters, scheduler, assigner
+        self.trace, self.inline, self.prefill_chunk, self.record_probs = trace, inline, prefill_chunk, record_probs
+
+    def run(self, requests: list[Request]) -> list[Event]:
+        """One step, from its plan to its commit; its events."""
+        return self.land(self.launch(requests, self.inline))
+
+    def launch(self, requests: list[Request], executor: Executor, others: Sequence[Request] = (),
+               micro_batch: int = 0, micro_batches: int = 1) -> InFlight:
+        """Plan, choose, and have the executor draft and verify. ``others``: the requests in other micro-batches."""
+        began = time.perf_counter()
+        work = self.plan(requests)
+        self.choose(work, others)
+        watch = Watch()
+        flight = executor.launch(lambda: self.draft(work, watch), self.verify, micro_batch)
+        self.scheduler.in_flight.append(
+            InFlight([w.request for w in work], flight, began, micro_batch, micro_batches, watch))
+        return self.scheduler.in_flight[-1]
+
+    def land(self, step: InFlight) -> list[Event]:
+        """Wait for what the target accepts, and commit it; the events."""
+        return self.commit(self.wait(step), step)
+
+    def plan(self, requests: list[Request]) -> list[Work]:
+        """Which tokens the target reads: decoding requests their last one, prompts what is left of a shared budget."""
+        work, budget = [], self.prefill_chunk
+        for request in requests:
+            # a step that failed behind the target's pass has left drafts in the cache; otherwise this does nothing
+            self.target.cache.truncate(request.slot, request.length - 1)
+            input_ids = unread = request.tail(self.target.cache.lengths[request.slot])
+            if len(unread) > 1:
+                input_ids = unread[:budget]
+                budget -= len(input_ids)
+            if input_ids:
+                work.append(Work(request, input_ids, len(input_ids) == len(unread)))
+        return work
+
+    def choose(self, work: list[Work], others: Sequence[Request] = ()) -> None:
+        """Let the selector choose drafter and gamma of the requests that decode."""
+        if self.assigner:
+            in_flight = [r for step in self.scheduler.in_flight for r in step.requests]
+            self.assigner.assign([w.request for w in work if w.last_chunk], others, in_flight)
+
+    def draft(self, work: list[Work], watch: Watch) -> list[DraftGroup]:
+        """Have each drafter propose for its requests. Those of a drafter that fails go on without a draft."""
+        watch.enter(None)
+        prefill = [w for w in work if not w.last_chunk]
+        groups = [DraftGroup(prefill, None, "none", [0] * len(prefill))] if prefill else []
+        by_name: dict[str, list[Work]] = {}
+        for w in work:
+            if w.last_chunk:
+                by_name.setdefault(w.request.drafter, []).append(w)
+        for name, members in by_name.items():       # drafters on other ranks draft beside each other
+            self._begin(name, [w.request for w in members])
+        return groups + [self._propose(name, members, watch) for name, members in by_name.items()]
+
+    def verify(self, groups: list[DraftGroup]) -> Verified:
+        """Let the target accept or reject. It may run in another thread than the owner's: it changes caches only."""
+        start = time.perf_counter()
+        logits = self._run_target(groups)
+        verifying = time.perf_counter()
+        outcomes = [outcome for group, rows in zip(groups, logits) for outcome in self._accept_reject(group, rows)]
+        return Verified(groups, outcomes, start, verifying - start, time.perf_counter() - verifying)
+
+    def commit(self, verified: Verified, step: InFlight) -> list[Event]:
+        """Append the verdicts' tokens, record what happened, let go of finished requests and of failed drafters."""
+        members = [(group, work.request) for group in verified.groups for work in group.members]
+        served, events = [], []
+        try:
+            for (group, request), outcome in zip(members, verified.outcomes):
+                with self.scheduler.lock:
+                    if request.finished:            # cancelled while the step was under way
+                        continue
+                    context = request.length
+                    emitted = self.commit_request(request, outcome)
+                    events.append(self._record(group, request, outcome, verified, step, emitted, context, len(members)))
+                    served.append((group, request, outcome))
+            select_seconds = self._observe(verified.groups, served, events)
+        finally:                                    # whatever went wrong, finished requests hold nothing any more
+            self.scheduler.sweep()
+        seconds = time.perf_counter() - step.began
+        for event in events:
+            event.step_seconds, event.select_seconds = seconds, select_seconds
+        self.trace.steps += 1
+        for group in verified.groups:               # last: where warnings are errors it raises
+            if group.error:
+                self.drafters.retire(group.drafter, group.error)
+        return events
+
+    # ---- what the stages call
+
+    def wait(self, step: InFlight) -> Verified:
+        """What the step's flight brings. Where a stage raised, the requests are as they were before."""
+        try:
+            verified = step.flight.result()
+        except BaseException:
+            if step.flight.landed:          # a stage raised it. After a timeout or an interrupt it is still under way
+                self.undo(step)
+            raise
+        self.scheduler.in_flight.remove(step)
+        return verified
+
+    def undo(self, step: InFlight) -> None:
+        """Take back what a step that failed may have read: caches hold no more than the committed text."""
+        self.scheduler.in_flight.remove(step)
+        for request in step.requests:
+            self._roll_back(request, request.length - 1)
+        self.scheduler.sweep()
+
+    def num_draft_tokens(self, request: Request, drafter: Drafter) -> int:
+        """How many tokens are worth drafting: the target adds one itself, and no limit may be passed."""
+        room = min(self.scheduler.max_len - 1, drafter.max_context) - request.length
+        return max(0, min(request.gamma, request.remaining - 1, room, self.target.longest_draft))
+
+    def _begin(self, name: str, requests: list[Request]) -> None:
+        with suppress(Exception):           # _propose meets it again, and deals with it
+            drafter = self.drafters.get(name)
+            drafter.begin(requests, [self.num_draft_tokens(r, drafter) for r in requests])
+
+    def _propose(self, name: str, members: list[Work], watch: Watch) -> DraftGroup:
+        """Have one drafter draft, and check what it proposes before anything of it reaches the device.
+
+        SystemExit and KeyboardInterrupt pass through: a signal's handler may have raised them.
+        """
+        requests = [w.request for w in members]
+        start, error = time.perf_counter(), None
+        watch.enter(name)
+        try:
+            drafter = self.drafters.get(name)
+            counts = [self.num_draft_tokens(r, drafter) for r in requests]
+            draft = drafter.propose(requests, counts)
+            left = [min(self.scheduler.max_len - r.length, self.target.longest_draft) for r in requests]
+            tokens, counts = check_draft(draft, counts, left, self.scheduler.vocab_size)
+            draft = draft.to(self.target.device)
+        except Exception as failure:        # losing a drafter must cost speed, never a request
+            draft, error = Draft.empty(len(requests), self.target.device), failure
+            tokens, counts = [], [0] * len(requests)
+        watch.enter(None)
+        self._synchronize()
+        return DraftGroup(members, draft, name, counts, tokens, start, draft.seconds or time.perf_counter() - start, error)
+
+    def _run_target(self, groups: list[DraftGroup]) -> list[Tensor]:
+        """One target pass over everything: per group the logits of its rows to decide, as the verifier wants them."""
+        slots, counts, tokens, rows, rows_of_group, ancestors = [], [], [], [], [], []
+        for group in groups:
+            drafted, before = iter(group.tokens), len(rows)
+            for b, (work, num_draft) in enumerate(zip(group.members, group.counts)):
+                tokens += work.input_ids
+                if work.last_chunk:
+                    rows.extend(range(len(tokens) - 1, len(tokens) + num_draft))
+                tokens.extend(next(drafted) for _ in range(num_draft))
+                slots.append(work.request.slot)
+                counts.append(len(work.input_ids) + num_draft)
+                tree = isinstance(group.draft, Tree)
+                ancestors.append(group.draft.ancestors(b, len(work.input_ids)) if tree else None)
+            rows_of_group.append(len(rows) - before)
+        logits = self.target.forward(slots, counts, tokens, rows,
+                                     ancestors if any(mask is not None for mask in ancestors) else None)
+        self._synchronize()
+        return list(logits.split(rows_of_group))
+
+    def _accept_reject(self, group: DraftGroup, logits: Tensor) -> list[RequestOutcome]:
+        """Verify the drafts of one group."""
+        if group.draft is None:
+            return [RequestOutcome([]) for _ in group.members]
+        requests = [w.request for w in group.members]
+        sampling = SamplingBatch.from_params([r.params for r in requests], logits.device)
+        raw, logits = logits, adjust(logits, group.draft, requests)
+        position = torch.tensor([r.length for r in requests], device=logits.device)
+        trees: list[dict | None] = [None] * len(requests)
+        if isinstance(group.draft, Tree):
+            verdict = verify_tree(logits, group.draft, sampling, position)
+            trees = group.draft.to_trace(verdict.path.tolist())
+            self.target.keep([r.slot for r in requests], [r.length for r in requests], [t["path"] for t in trees])
+        else:
+            verdict = verify_chain(logits, group.draft, sampling, position, max_draft=max(group.counts))
+        drafted, outcomes = iter(group.tokens), []
+        for b, (count, accepted, row, failed) in enumerate(zip(
+                group.counts, verdict.num_accepted.tolist(), verdict.tokens.tolist(), verdict.failed.tolist())):
+            outcomes.append(RequestOutcome([next(drafted) for _ in range(count)], accepted, [t for t in row if t >= 0],
+                                           failed, tree=trees[b]))
+            if requests[b].params.logprobs:
+                path = trees[b]["path"] if trees[b] else range(accepted)
+                outcomes[-1].logprobs = log_probs(raw[sum(group.counts[:b]) + b:], path, outcomes[-1].tokens)
+            if self.record_probs:
+                outcomes[-1].distributions = distributions(group.draft, logits, sampling, b)
+        return outcomes
+
+    def commit_request(self, request: Request, outcome: RequestOutcome) -> list[int]:
+        """Append the verdict's tokens up to the first stop; roll every cache back to what is committed."""
+        if outcome.failed:
+            self.scheduler.finish(request, FinishReason.ERROR, "the target's logits behind token "
+                                  f"{request.length - 1} hold NaN or nothing finite")
+            return []
+        read = request.length + outcome.accepted        # the target has seen the drafts: keep the accepted ones
+        emitted = []
+        for token in outcome.tokens:
+            request.output_ids.append(token)
+            emitted.append(token)
+            if self.scheduler.finish_if_stopped(request):
+                break
+        request.logprobs += outcome.logprobs[:len(emitted)]
+        if outcome.tokens and not request.finished:
+            self._roll_back(request, read)
+        return emitted
+
+    def _roll_back(self, request: Request, length: int) -> None:
+        """Let the caches of the target and of the request's drafter hold no more than ``length`` tokens of it."""
+        self.target.cache.truncate(request.slot, length)
+        self.drafters.rollback(request.slot, length, request.drafter)
+
+    def _record(self, group: DraftGroup, request: Request, outcome: RequestOutcome, verified: Verified, step: InFlight,
+                emitted: list[int], context: int, batch: int) -> Event:
+        return self.trace.add(
+            "step", request.id, step=self.trace.steps, drafter=group.drafter, drafted=outcome.drafted,
+            accepted=outcome.accepted * (not outcome.failed), emitted=emitted, context=context, batch=batch,
+            micro_batch=step.micro_batch, micro_batches=step.micro_batches, draft_seconds=group.seconds,
+            draft_began=group.began - self.trace.origin if group.draft else 0.0,
+            target_began=verified.began - self.trace.origin, target_seconds=verified.target_seconds,
+            verify_seconds=verified.verify_seconds, distributions=outcome.distributions, tree=outcome.tree)
+
+    def _observe(self, groups: list[DraftGroup], served: list[tuple], events: list[Event]) -> float:
+        """Report the step to the selector; the seconds that it took since the last report."""
+        if not self.assigner:
+            return 0.0
+        rows = sum(len(w.input_ids) + count for group in groups for w, count in zip(group.members, group.counts))
+        self.assigner.observe([(request, event, outcome.failed or group.error is not None)
+                               for (group, request, outcome), event in zip(served, events) if group.draft is not None],
+                              rows)
+        return self.assigner.take_seconds()
+
+    def _synchronize(self) -> None:
+        """Let the device finish, so that a phase's seconds are its own."""
+        if self.target.device.type == "cuda":
+            # this stream alone: drafters may be reading in others
+            torch.cuda.current_stream(self.target.device).synchronize()

@@ -355,14 +355,6 @@ def test_spin_is_the_default_and_a_named_drafter_is_classical_speculation():
         Engine(tiny.family(), "near", selector="spin")
 
 
-def test_a_target_over_several_processes_is_served_without_a_clock(monkeypatch):
-    monkeypatch.setattr("spin_core.engine.parts_of", lambda model: 2)
-    assert Engine(tiny.family()).drafter == "near" and Engine(tiny.family()).pipeline is None
-    for choice in ({"selector": "spin"}, {"drafter": "near", "pipeline": "auto"}):
-        with pytest.raises(ValueError, match="over several processes needs one drafter and a fixed pipeline"):
-            Engine(tiny.family(), **choice)
-
-
 # ---- NaN (rule 5)
 
 def poisoned(token: int) -> tiny.TinyFamily:

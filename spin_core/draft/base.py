@@ -28,6 +28,7 @@ class Draft:
     past (argmax, n-gram): its q is then one-hot, whatever scores led to it.
     ``ids [Vd]`` int64, ascending target ids of the draft vocabulary; None when it is the target's own.
     Outside ``ids`` q is zero.
+    ``seconds`` that drafting took, where it went on beside other drafters' (on another rank); None: ask a clock.
     """
 
     tokens: Tensor
@@ -35,6 +36,7 @@ class Draft:
     probs: Tensor | None = None
     prob_row: Tensor | None = None
     ids: Tensor | None = None
+    seconds: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.prob_row is None:
@@ -61,7 +63,7 @@ class Draft:
     def to(self, device: torch.device | str) -> "Draft":
         """The same draft on ``device``, the verifier's."""
         parts = (self.tokens, self.cu, self.probs, self.prob_row, self.ids)
-        return Draft(*(None if part is None else part.to(device) for part in parts))
+        return Draft(*(None if part is None else part.to(device) for part in parts), seconds=self.seconds)
 
 
 @dataclass
@@ -104,6 +106,10 @@ class Drafter(ABC):
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
         """Draft at most ``counts[b]`` tokens (of a tree: levels) behind the committed sequence of each request, in
         the order of the requests."""
+
+    def begin(self, requests: list[Request], counts: list[int]) -> None:
+        """Begin with what :meth:`propose` is asked for next, if that can go on beside other drafters'. It must not
+        raise. Most drafters wait for ``propose``."""
 
     def rollback(self, slot: int, length: int) -> None:
         """Forget everything beyond ``length`` tokens of the request in ``slot``; 0 forgets the request."""

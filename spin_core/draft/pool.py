@@ -10,14 +10,14 @@ import threading
 import warnings
 from collections.abc import Callable
 
-from spin_core.draft import base, composite, fed, model, ngram, sparse, table, trees, vote
+from spin_core.draft import base, composite, fed, model, ngram, remote, sparse, table, trees, vote
 from spin_core.draft.base import Drafter, NullDrafter
 from spin_core.draft.build import BuildContext
 from spin_core.draft.composite import COMPOSED_NGRAM
 from spin_core.runtime import ModelRunner
 from spin_core.zoo.fed import is_fed, layers_read
 
-KINDS = (base, ngram, table, fed, model, sparse, trees, vote, composite)    # in this order; "+" last
+KINDS = (base, remote, ngram, table, fed, model, sparse, trees, vote, composite)    # in this order; "+" last
 __all__ = ["COMPOSED_NGRAM", "DrafterPool", "build", "is_fed", "layers_read", "make_context", "names"]
 
 

@@ -21,6 +21,7 @@ from spin_core.draft.model import ModelDrafter
 from spin_core.kv.ring import Window
 from spin_core.request import Request
 from spin_core.runtime import ModelRunner
+from spin_core.runtime.tensor_parallel import parts_of
 from spin_core.zoo.family import DraftModel
 from spin_core.zoo.fed import is_fed
 from spin_core.zoo.table import DraftTable
@@ -61,6 +62,9 @@ def from_name(name: str, context: BuildContext) -> Drafter | None:
     window = Window.parse(window[0]) if window else Window()
     family = context.family
     if inner == "target":
+        if parts_of(family.target) > 1:
+            raise ValueError(f"{name!r} drafts with the target, which is spread over {parts_of(family.target)} "
+                             "processes")
         source = DraftModel(name, family.target, None, family.max_context)
         return SelfDrafter(source, *context.size, context.target, window)
     models = {n: d for n, d in family.drafters.items() if not isinstance(d, DraftTable)}

@@ -126,7 +126,7 @@ class Tree(Draft):
     def to(self, device: torch.device | str) -> "Tree":
         parts = super().to(device)
         return Tree(parts.tokens, parts.cu, parts.probs, parts.prob_row, parts.ids, self.parents.to(device), self.way,
-                    self.proposals, self.drafters)
+                    self.proposals, self.drafters, seconds=self.seconds)
 
 
 def flat(rows: list[list[int]], device: torch.device | str) -> Tensor:

@@ -124,7 +124,7 @@ class Asynchronous:
 
     def _graphs_of(self, runner: ModelRunner) -> Graphs:
         if runner not in self._graphs:
-            self._graphs[runner] = Graphs(runner)
+            self._graphs[runner] = getattr(runner, "graphs_type", Graphs)(runner)     # of a target over several ranks
         return self._graphs[runner]
 
     # ---- landing

@@ -8,7 +8,8 @@ the longest draft; what is too much goes to the end of the batch, behind ``cu[-1
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,8 +20,11 @@ from spin_core.randomness import DRAFT, exponential_race
 from spin_core.request import Request
 from spin_core.runtime import SlotCache
 from spin_core.kv.transfer import Mark, upload
-from spin_core.sampling import SamplingBatch
+from spin_core.sampling import SamplingBatch, warp_
 from spin_core.verify import Progress, verify_chain
+
+
+FILTERS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}      # of sampling, with the values that switch them off
 
 
 def can_draft(drafter: Drafter, device: torch.device) -> bool:
@@ -51,8 +55,8 @@ class DeviceBatch:
     ``recent [B, W]``, the last tokens of each text, W the drafter's window; ``gamma [B]``; ``last [B]``, how many
     tokens a text may have and still want one more drafted (beyond it nothing drafted could be kept). ``progress``
     holds the texts' lengths, and in ``lengths[0]`` what the target's cache holds of them. ``longest`` is the largest
-    gamma, and ``sampled`` and ``filtered`` say whether any request samples, or filters: the host knows these without
-    asking.
+    gamma, ``sampled`` says whether any request samples, and ``filters`` which filters are in use: the host knows these
+    without asking.
     """
 
     target: Graphs
@@ -65,7 +69,7 @@ class DeviceBatch:
     sampling: SamplingBatch
     longest: int
     sampled: bool
-    filtered: bool
+    filters: list[str]
 
     @staticmethod
     def of(requests: list[Request], target: Graphs, drafter: Drafter, graphs: Graphs | None, limits: list[int]
@@ -84,14 +88,14 @@ class DeviceBatch:
         return DeviceBatch(target, drafter, graphs, progress, recent,
                      column([min(r.gamma, longest) for r in requests]), column(limits),
                      SamplingBatch.from_params(params, device), longest, any(not p.greedy for p in params),
-                     any(p.top_k or p.top_p < 1 or p.min_p for p in params))
+                     [name for name, off in FILTERS.items() if any(getattr(p, name) != off for p in params)])
 
     def rows(self, index: list[int]) -> "DeviceBatch":
         """The same of some of the requests."""
         at, was = upload(index, torch.int64, self.recent.device), self.progress
         progress = Progress(was.position[at], was.last[at], was.slot[at], was.lengths)
         return DeviceBatch(self.target, self.drafter, self.graphs, progress, self.recent[at], self.gamma[at],
-                           self.last[at], self.sampling.rows(at), self.longest, self.sampled, self.filtered)
+                           self.last[at], self.sampling.rows(at), self.longest, self.sampled, self.filters)
 
 
 @dataclass
@@ -125,7 +129,7 @@ def draft(running: DeviceBatch, most: int) -> Drafted:
         counts += sane
         column = logits.argmax(-1)
         if running.sampled:
-            q = distribution(logits, running.sampling, running.filtered)
+            q = probabilities(logits, running.sampling, running.filters)
             drawn = exponential_race(q, running.sampling.seed, position + step, DRAFT, position).clamp(min=0)
             column = column.where(running.sampling.greedy, drawn)
             probs.append(q)
@@ -172,20 +176,9 @@ def _flat(running: DeviceBatch, drafted: Drafted, place: Tensor) -> Draft:
     return Draft(tokens, cu, probs, order.masked_fill(greedy, -1), running.drafter.ids)
 
 
-def distribution(logits: Tensor, sampling: SamplingBatch, filtered: bool) -> Tensor:
-    """:func:`spin_core.sampling.probabilities` of rows that sample, by one whole sort if any is ``filtered``.
+def probabilities(logits: Tensor, sampling: SamplingBatch, filters: Collection[str]) -> Tensor:
+    """:func:`spin_core.sampling.probabilities` of the rows that sample, for a host that must not wait for the device.
 
-    The other asks the device how much there is to sort. Greedy rows hold nothing of use.
-    """
-    scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    scores = scores / sampling.temperature.where(~sampling.greedy, 1.0).to(scores.dtype).unsqueeze(-1)
-    if not filtered:
-        return scores.softmax(-1)
-    top, vocab = scores.sort(-1, descending=True).values, scores.shape[-1]
-    k = torch.where(sampling.top_k > 0, sampling.top_k, vocab).clamp(max=vocab).unsqueeze(-1)
-    floor = top.gather(-1, k - 1)
-    mass = top.masked_fill(top < floor, -torch.inf).softmax(-1).to(torch.float64)
-    count = (mass.cumsum(-1) - mass < sampling.top_p.unsqueeze(-1)).sum(-1, keepdim=True).clamp(min=1)
-    floor = torch.maximum(floor, top.gather(-1, count - 1)).where(sampling.top_p.unsqueeze(-1) < 1, floor)
-    floor = torch.maximum(floor, top[:, :1] + sampling.min_p.log().to(scores.dtype).unsqueeze(-1))
-    return scores.masked_fill(scores < floor, -torch.inf).softmax(-1)
+    Greedy rows hold nothing of use. ``filters`` names those of "top_k", "top_p" and "min_p" that any row has."""
+    scores = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+    return warp_(scores, replace(sampling, temperature=sampling.temperature.where(~sampling.greedy, 1.0)), filters)

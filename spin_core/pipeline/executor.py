@@ -16,7 +16,6 @@ What is known of threads and torch on a CPU (``python -m spin_core bench pipelin
 from __future__ import annotations
 
 import functools
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -25,7 +24,7 @@ from typing import Any
 
 import torch
 
-from spin_core.pipeline.schedule import DRAFT, STAGES, VERIFY, Span
+from spin_core.pipeline.schedule import DRAFT, STAGES, VERIFY
 from spin_core.runtime.workers import WorkerThread, set_own_threads
 
 LIMIT = 600.0           # seconds that a wait may take
@@ -36,11 +35,10 @@ class StageTimeout(RuntimeError):
 
 
 class Flight:
-    """A group under way. ``spans`` get the time of each stage when it ends, on the clock of ``time.perf_counter``."""
+    """A micro-batch, number ``group``, on its way through both stages."""
 
-    def __init__(self, executor: "Executor", group: int, number: int) -> None:
-        self.executor, self.group, self.number = executor, group, number
-        self.spans: list[Span] = []
+    def __init__(self, executor: "Executor", group: int) -> None:
+        self.executor, self.group = executor, group
         self.drafted: Future = Future()
         self.verified: Future = Future()
         self.ends: dict[str, torch.cuda.Event] = {}     # on CUDA, the end of each stage
@@ -58,7 +56,7 @@ class Flight:
 
     def draft(self, call: Callable[[], Any]) -> None:
         """Run the first stage, here and now."""
-        self._run(DRAFT, call, self.drafted)
+        self._run(call, self.drafted)
 
     def verify(self, call: Callable[[Any], Any]) -> None:
         """Wait for the first stage and run the second."""
@@ -67,16 +65,15 @@ class Flight:
         except BaseException as error:
             self.verified.set_exception(error)
         else:
-            self._run(VERIFY, lambda: call(draft), self.verified)
+            self._run(lambda: call(draft), self.verified)
 
-    def _run(self, stage: str, call: Callable[[], Any], outcome: Future) -> None:
-        start, value, failure = time.perf_counter(), None, None
+    def _run(self, call: Callable[[], Any], outcome: Future) -> None:
         try:
             value = call()
         except BaseException as error:      # it is raised where the result is asked for; the worker lives on
-            failure = error
-        self.spans.append(Span(stage, self.group, self.number, start, time.perf_counter()))
-        outcome.set_exception(failure) if failure else outcome.set_result(value)
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(value)
 
     def _wait(self, outcome: Future, what: str) -> Any:
         try:
@@ -92,13 +89,10 @@ class Executor(ABC):
 
     def __init__(self, limit: float = LIMIT) -> None:
         self.limit = limit
-        self._numbers: dict[int, int] = {}      # per group, the number of its next flight
 
     def launch(self, draft: Callable[[], Any], verify: Callable[[Any], Any], group: int = 0) -> Flight:
         """Start a flight. The group's last one must have landed: a draft continues what was committed then."""
-        number = self._numbers.get(group, 0)
-        self._numbers[group] = number + 1
-        flight = Flight(self, group, number)
+        flight = Flight(self, group)
         self._start(flight, draft, verify)
         return flight
 

@@ -12,18 +12,16 @@ draft is made. A batch that is not divided is served as without a pipeline.
 
 from __future__ import annotations
 
-import time
-from collections import Counter
-from dataclasses import dataclass
 from numbers import Integral
 
 from spin_core.pipeline.executor import LIMIT, Executor, StageTimeout, make_executor
 from spin_core.pipeline.grouping import Item, heaviest, join, split
-from spin_core.pipeline.heuristic import Heuristic, Load
+from spin_core.pipeline.heuristic import Heuristic
+from spin_core.pipeline.rounds import Rounds
 from spin_core.request import Request
 from spin_core.runtime import graphs
 from spin_core.runtime.workers import Abandoned
-from spin_core.step import InFlight, Step, Verified
+from spin_core.step import InFlight, Step
 from spin_core.trace import Event
 
 UNBALANCED = 1.25       # regroup when the heaviest group is so many times heavier than it need be
@@ -39,21 +37,20 @@ class MicroBatches:
     Raises ValueError for another ``count`` than "auto" or a whole number from 1 on.
     """
 
-    def __init__(self, steps: Step, count: int | str, policy: str = "balanced", *, max_batch: int = 8,
+    def __init__(self, stages: Step, count: int | str, policy: str = "balanced", *, max_batch: int = 8,
                  limit: float = LIMIT) -> None:
         if count != "auto" and (not isinstance(count, Integral) or isinstance(count, bool) or count < 1):
             raise ValueError(f"Engine: pipeline is 'off', 'async', 'auto' or a number of micro-batches, got {count!r}")
-        self.steps, self.scheduler, self.policy, self.limit = steps, steps.scheduler, policy, limit
+        self.stages, self.scheduler, self.policy, self.limit = stages, stages.scheduler, policy, limit
         self.in_flight = self.scheduler.in_flight
         self.fixed = None if count == "auto" else count
         self.heuristic = Heuristic(max_batch) if count == "auto" else None
         if self.heuristic:
-            steps.trace.decisions = self.heuristic.decisions
+            stages.trace.decisions = self.heuristic.decisions
         self.groups: list[list[Request]] = []
         self._executor: Executor | None = None              # made when first needed
         self._pace: dict[str, float] = {}                   # per drafter, seconds per drafted token
-        self._round = _Round()
-        self._left = 0.0                                    # when the last step ended
+        self.rounds = Rounds()
 
     @property
     def count(self) -> int:
@@ -65,8 +62,8 @@ class MicroBatches:
 
         Raises what a stage raised. The requests are then as they were before, and are launched again by the next step.
         """
-        if not self.in_flight and self._round.began is not None:
-            self._round.began += time.perf_counter() - self._left       # nothing was under way since the last step
+        if not self.in_flight:
+            self.rounds.resume()
         try:
             self.scheduler.admit()
             if not self.in_flight and min(self.count, len(self.scheduler.running)) <= 1:
@@ -78,7 +75,7 @@ class MicroBatches:
                 self._launch()
             return events
         finally:
-            self._left = time.perf_counter()
+            self.rounds.pause()
 
     def drain(self) -> None:
         """Land everything. What a stage raises is forgotten: the next step will meet it again."""
@@ -89,7 +86,7 @@ class MicroBatches:
                 return
             except Exception:
                 pass
-        self._round = _Round()
+        self.rounds.restart()
 
     def close(self) -> None:
         """End the stages' threads."""
@@ -104,8 +101,9 @@ class MicroBatches:
         if not self.scheduler.running:
             return []
         if self.groups:
-            self.groups, self._round = [], _Round()
-        self.steps.launch(self.scheduler.running, self.steps.here)
+            self.groups = []
+            self.rounds.restart()
+        self.stages.launch(self.scheduler.running, self.stages.inline)
         return self._land()
 
     # ---- several groups
@@ -121,15 +119,15 @@ class MicroBatches:
             if self.in_flight:
                 return                  # first they land
             self.groups = [[running[i] for i in group] for group in split(items, self.count, self.policy)]
-            self._round = _Round()
-            for runner in [self.steps.target, *self._draft_runners()]:
+            self.rounds.restart()
+            for runner in [self.stages.target, *self._draft_runners()]:
                 graphs.attach(runner)       # or there are only launches to overlap
-        in_flight = {step.group for step in self.in_flight}
+        in_flight = {flying.micro_batch for flying in self.in_flight}
         for number, group in enumerate(self.groups):
             if number in in_flight or not group:
                 continue
             others = [r for other in self.groups if other is not group for r in other]
-            self.steps.launch(group, self._get_executor(), others, number, len(self.groups))
+            self.stages.launch(group, self._get_executor(), others, number, len(self.groups))
 
     def _outdated(self, items: list[Item]) -> bool:
         """Give new requests a group; must all groups be formed anew?"""
@@ -152,93 +150,66 @@ class MicroBatches:
         return Item(request.drafter, request.length, gamma * pace, gamma + 1)
 
     def _draft_runners(self) -> list:
-        return [d.runner for d in self.steps.drafters.drafters.values() if hasattr(d, "runner")]
+        return [d.runner for d in self.stages.drafters.drafters.values() if hasattr(d, "runner")]
 
     def _get_executor(self) -> Executor:
         if self._executor is None:
             drafting = (runner.device for runner in self._draft_runners())
-            self._executor = make_executor(self.steps.target.device, next(drafting, None), self.limit)
+            self._executor = make_executor(self.stages.target.device, next(drafting, None), self.limit)
         return self._executor
 
     # ---- landing
 
     def _land(self) -> list[Event]:
         """Land the step that was launched first, and learn from what it took; its events."""
-        step = self.in_flight[0]
+        flying = self.in_flight[0]
         try:
-            verified = self.steps.wait(step)
+            verified = self.stages.wait(flying)
         except StageTimeout as timeout:
-            if not self._give_up(step, timeout):
+            if not self._give_up(flying, timeout):
                 raise
             return []
         except Abandoned:               # behind a drafter that came back in the last moment: launched anew
             return []
         except BaseException:
-            self._round = _Round()
+            self.rounds.restart()
             raise
-        events = self.steps.commit(verified, step)
+        events = self.stages.commit(verified, flying)
         for group in verified.groups:
             if drafted := sum(group.counts):
                 before = self._pace.get(group.drafter, group.seconds / drafted)
                 self._pace[group.drafter] = 0.8 * before + 0.2 * group.seconds / drafted
-        if self.heuristic:
-            self._learn(verified, max(1, len(self.groups)))
+        measured = self.rounds.landed(verified, max(1, len(self.groups)), self.scheduler.running)
+        if self.heuristic and measured:
+            load, requests, seconds, stages = measured
+            self.heuristic.observe(load, requests, seconds, self.stages.trace.now(), stages)
         self._forget()
         return events
 
-    def _give_up(self, step: InFlight, timeout: StageTimeout) -> bool:
-        """Retire the drafter that ``step`` waits for in vain, and go on without it; False if no drafter hangs.
+    def _give_up(self, flying: InFlight, timeout: StageTimeout) -> bool:
+        """Retire the drafter that ``flying`` waits for in vain, and go on without it; False if no drafter hangs.
 
         Its thread may come back at any time. It will find its step given up and run nothing more; until then it touches
         nothing but the drafter's own memory. The steps behind it have not begun to draft.
         """
-        others = [other for other in self.in_flight if other is not step]
-        if step.flight.drafted.done():
+        others = [other for other in self.in_flight if other is not flying]
+        if flying.flight.drafted.done():
             return False
         for other in others:
             other.watch.abandon(anyway=True)
-        name = step.watch.abandon()
+        name = flying.watch.abandon()
         if name is None:
             return False
         self._executor.abandon()
-        self._executor, self._round = None, _Round()
+        self._executor = None
+        self.rounds.restart()
         try:
-            self.steps.drafters.retire(name, timeout)
+            self.stages.drafters.retire(name, timeout)
         finally:                        # where warnings are errors it raises
             for other in list(self.in_flight):
-                self.steps.undo(other)
+                self.stages.undo(other)
         return True
 
     def _forget(self) -> None:
         """Leave out requests that have left."""
         self.groups = [[r for r in group if r.slot is not None] for group in self.groups]
-
-    def _learn(self, verified: Verified, count: int) -> None:
-        """When every group has landed once, report to the heuristic how long that took."""
-        this, members = self._round, [work for group in verified.groups for work in group.members]
-        this.landed += 1
-        this.requests += len(members)
-        this.prefill |= any(len(work.input_ids) > 1 + work.request.gamma for work in members)
-        this.draft += sum(group.seconds for group in verified.groups)
-        this.verify += verified.target_seconds + verified.verify_seconds
-        if this.landed < count:
-            return
-        now, running = time.perf_counter(), self.scheduler.running
-        if this.began is not None and running and not this.prefill:       # prompts are another load
-            context = sum(r.length for r in running) / len(running)
-            load = Load(len(running), context, Counter(r.drafter for r in running))
-            self.heuristic.observe(load, this.requests, now - this.began, self.steps.trace.now(),
-                                   (this.draft, this.verify))
-        self._round = _Round(began=now)
-
-
-@dataclass
-class _Round:
-    """Landings since every group had landed the last time; ``began`` is None where that was not in order."""
-
-    began: float | None = None
-    landed: int = 0
-    requests: int = 0
-    prefill: bool = False       # some requests read their prompts
-    draft: float = 0.0          # seconds of all groups' drafting, and of all verifying
-    verify: float = 0.0

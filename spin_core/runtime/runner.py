@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from spin_core.kv.batch import RaggedBatch
 from spin_core.kv.compact import compact
 from spin_core.kv.ring import Window
-from spin_core.runtime.loading import prepare
+from spin_core.runtime.loading import DRAFT, prepare
 from spin_core.runtime.states import record_states
 
 LAST = -1       # among layers: what the head reads, behind the last norm
@@ -64,6 +64,11 @@ class ModelRunner:
     def num_layers(self) -> int:
         """How many layers keep keys and values."""
         return len(self.ready.needs)
+
+    @property
+    def longest_draft(self) -> int:
+        """How many drafted tokens of a request it can read behind a chunk of the prompt, and take back."""
+        return DRAFT if self.cache.most else self.cache.max_len
 
     @property
     def plain(self) -> bool:

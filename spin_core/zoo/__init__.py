@@ -51,8 +51,8 @@ def load(name: str = "smollm2", *, target: str | Path | None = None,
     * a :class:`DraftModel`, whose vocabulary is taken as the caller states it.
 
     "ngram" and "none" may be listed and add nothing: every engine has them. All models are put on ``device``
-    in ``dtype``, except those that come as DraftModel objects. With ``parts`` the target is spread over as many
-    processes (:mod:`spin_core.runtime.tensor_parallel`).
+    in ``dtype``, except those that come as DraftModel objects. With ``parts`` the target is spread over the first so
+    many processes (:mod:`spin_core.distributed`).
 
     Raises ValueError for unknown names, models that cannot be loaded and drafters that do not fit the target,
     :class:`FetchError` when a download fails, :class:`CorruptFileError` when a cached file is wrong.
@@ -70,7 +70,7 @@ def load(name: str = "smollm2", *, target: str | Path | None = None,
     if tokenizer is None:
         raise ValueError(f"target {str(source)!r} has no tokenizer")
     family = Family(name, model, tokenizer, {}, compat.effective_vocab_size(model, tokenizer),
-                    _stop_ids(model, tokenizer), _max_context(model, str(source)), model.device, dtype)
+                    _stop_ids(model, tokenizer), _max_context(model, str(source)), device if model.device.type == "meta" else model.device, dtype)
     for item in known if drafters is None else drafters:
         if item in ("ngram", "none"):
             continue

@@ -52,17 +52,21 @@ def is_hub_name(source: str) -> bool:
 
 def load_model(source: str | Path, role: str, device: torch.device, dtype: torch.dtype,
                parts: int = 1) -> PreTrainedModel:
-    """A causal LM from a folder or a hub name, in eval mode, without gradients; over ``parts`` processes.
+    """A causal LM from a folder or a hub name, in eval mode, without gradients; over the first ``parts`` processes.
 
-    ``role`` ("target", "drafter") is for the error: ValueError names it, the source and the reason.
+    On a process behind these it is a skeleton without weights. ``role`` ("target", "drafter") is for the error:
+    ValueError names it, the source and the reason.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    from spin_core.runtime.tensor_parallel import sharding     # here: `fetch` needs no runtime
+    from spin_core.runtime.tensor_parallel import only_drafts, sharding     # here: `fetch` needs no runtime
 
     if _is_local(source):
         _check_safetensors(Path(source), role)
     with quiet(), _named_errors(source, role):
+        if parts > 1 and only_drafts(parts):
+            with torch.device("meta"):
+                return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source, **_SAFE), dtype=dtype)
         model, info = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, use_safetensors=True, local_files_only=_is_local(source),
             output_loading_info=True, **sharding(parts), **_SAFE)

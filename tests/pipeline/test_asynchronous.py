@@ -377,13 +377,13 @@ def test_cuda_waits_for_nothing_while_a_step_is_launched(monkeypatch):
                           top_k=st.sampled_from([0, 1, 5, 500]),
                           top_p=st.sampled_from([1.0, 0.9, 0.05]), min_p=st.sampled_from([0.0, 0.1, 1.0])),
                 min_size=1, max_size=5))
-def test_the_law_by_one_sort_is_the_law(vocab, seed, ties, params):
+def test_the_distribution_is_the_same_where_the_device_is_not_asked(vocab, seed, ties, params):
     logits = 3 * torch.randn(len(params), vocab, generator=torch.Generator().manual_seed(seed))
     logits = logits.round() if ties else logits
     sampling = SamplingBatch.from_params(params)
-    assert torch.equal(device_step.distribution(logits, sampling, True), probabilities(logits, sampling))
+    assert torch.equal(device_step.probabilities(logits, sampling, device_step.FILTERS), probabilities(logits, sampling))
     plain = SamplingBatch.from_params([SamplingParams(temperature=p.temperature) for p in params])
-    assert torch.equal(device_step.distribution(logits, plain, False), probabilities(logits, plain))
+    assert torch.equal(device_step.probabilities(logits, plain, ()), probabilities(logits, plain))
 
 
 def test_only_what_needs_nothing_from_the_host_flies(flights):

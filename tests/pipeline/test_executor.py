@@ -12,35 +12,36 @@ import torch
 from spin_core.pipeline.executor import (
     CudaStreams, Sequential, StageTimeout, Threads, core_shares, make_executor,
 )
-from spin_core.pipeline.schedule import DRAFT, STAGES, VERIFY
+from spin_core.pipeline.schedule import DRAFT, STAGES, VERIFY, Span
 
 EXECUTORS = [Sequential, lambda: Threads((1, 1), limit=20)]
 
 
-def serve(executor, texts: list[list[int]], rounds: int, pause=lambda: None) -> list:
-    """A toy engine: every round each group drafts its next number from its text, and verifying appends it."""
-    flights, done = [], []
+def serve(executor, texts: list[list[int]], rounds: int, pause=lambda: None) -> list[Span]:
+    """A toy engine: every round each group drafts its next number from its text, and verifying appends it. When each
+    stage worked, flight by flight."""
+    flights, spans = [], []
 
     def launch(g: int) -> None:
-        def draft() -> int:
-            pause()
-            return sum(texts[g]) % 7 + 1
+        number = len(texts[g]) - 1
 
-        def verify(number: int) -> list[int]:
+        def timed(stage: str, result):
+            start = time.perf_counter()
             pause()
-            return texts[g] + [number]
+            spans.append(Span(stage, g, number, start, time.perf_counter()))
+            return result
 
-        flights.append((g, executor.launch(draft, verify, g)))
+        flights.append((g, executor.launch(lambda: timed(DRAFT, sum(texts[g]) % 7 + 1),
+                                           lambda drafted: timed(VERIFY, texts[g] + [drafted]), g)))
 
     for g in range(len(texts)):
         launch(g)
     while flights:
         g, flight = flights.pop(0)
         texts[g] = flight.result()
-        done.append(flight)
         if len(texts[g]) <= rounds:
             launch(g)
-    return done
+    return spans
 
 
 @pytest.mark.parametrize("groups", [1, 2, 5])
@@ -49,12 +50,11 @@ def test_the_same_results_under_random_delays(groups):
     for make in EXECUTORS:
         dice, texts = random.Random(groups), [[g] for g in range(groups)]
         with make() as executor:
-            flights = serve(executor, texts, 12, lambda: time.sleep(dice.random() * 2e-3))
-        assert [(f.group, f.number) for f in flights] == [(g, r) for r in range(12) for g in range(groups)]
+            spans = serve(executor, texts, 12, lambda: time.sleep(dice.random() * 2e-3))
         results.append(texts)
-        spans = [s for f in flights for s in f.spans]
         for stage in (DRAFT, VERIFY):
             line = [s for s in spans if s.stage == stage]
+            assert [(s.group, s.round) for s in line] == [(g, r) for r in range(12) for g in range(groups)]
             assert all(a.end <= b.start for a, b in zip(line, line[1:])), "a stage does one thing at a time, in order"
         ends = {(s.stage, s.group, s.round): s for s in spans}
         for (stage, g, r), span in ends.items():
@@ -246,7 +246,8 @@ def test_streams_give_what_one_stream_gives():
 def test_drafts_move_to_the_verifiers_device():
     from spin_core.draft import Draft
 
-    draft = Draft(torch.tensor([3, 4]), torch.tensor([0, 2]), torch.rand(1, 5), torch.tensor([-1, 0]), torch.arange(5))
-    moved = draft.to("meta")
-    assert all(part.device.type == "meta" for part in vars(moved).values())
+    draft = Draft(torch.tensor([3, 4]), torch.tensor([0, 2]), torch.rand(1, 5), torch.tensor([-1, 0]), torch.arange(5),
+                  seconds=2.0)
+    moved = vars(draft.to("meta"))
+    assert moved.pop("seconds") == 2 and all(part.device.type == "meta" for part in moved.values())
     assert vars(Draft.one_hot([[1]]).to("cpu"))["probs"] is None

@@ -347,7 +347,7 @@ def test_capacities_hold_for_all_micro_batches_together():
     most, groups = 0, set()
     while engine.queue or engine.running:
         engine.step()
-        serving = [(r.drafter, step.group) for step in engine.pipeline.in_flight for r in step.requests
+        serving = [(r.drafter, step.micro_batch) for step in engine.pipeline.in_flight for r in step.requests
                    if not r.finished]
         for name, capacity in (("near", 2), ("other", 3)):
             assert sum(drafter == name for drafter, _ in serving) <= capacity

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import tiny
 from hypothesis import given, strategies as st
@@ -102,21 +104,21 @@ class VirtualClock(Executor):
     def __init__(self, draft, verify) -> None:
         super().__init__()
         self.times, self.now, self.spans = {DRAFT: draft, VERIFY: verify}, 0.0, []
-        self.free = dict.fromkeys(STAGES, 0.0)
+        self.free, self.rounds = dict.fromkeys(STAGES, 0.0), Counter()
 
     def _start(self, flight, draft, verify) -> None:
         flight.draft(draft)
         flight.verify(verify)
-        flight.spans.clear()
-        start = self.now
+        start, number = self.now, self.rounds[flight.group]
+        self.rounds[flight.group] += 1
         for stage in STAGES:
             begin = max(start, self.free[stage])
             start = self.free[stage] = begin + self.times[stage][flight.group]
-            flight.spans.append(Span(stage, flight.group, flight.number, begin, start))
-        self.spans += flight.spans
+            self.spans.append(Span(stage, flight.group, number, begin, start))
+        flight.end = start
 
     def _landed(self, flight) -> None:
-        self.now = max(self.now, flight.spans[-1].end)
+        self.now = max(self.now, flight.end)
 
 
 @pytest.mark.parametrize("draft, verify", [((1.0, 2.0), (3.0, 1.0)), ((1.0, 1.0, 1.0), (2.0, 2.0, 2.0)),

@@ -19,8 +19,9 @@ from types import ModuleType
 from spin_core import provenance
 from spin_core.files import save_json
 
-NAMES = ("peers", "products", "passes", "equality", "load", "verify", "verify-attention", "drafters", "select",
-         "select-live", "simulate", "pipeline", "trees", "hypotheses", "spire", "boost", "families", "race", "gpu")
+NAMES = ("peers", "products", "passes", "equality", "load", "distributed", "verify", "verify-attention", "drafters",
+         "select", "select-live", "simulate", "pipeline", "trees", "hypotheses", "spire", "boost", "families", "race",
+         "gpu")
 
 _COMPARE = {">=": operator.ge, "<=": operator.le}
 
