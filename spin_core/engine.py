@@ -65,12 +65,11 @@ class Engine:
     a step before the host has read the last one's verdict, where the step needs nothing of it
     (:mod:`spin_core.pipeline.asynchronous`). The pipeline changes speed, not text.
 
-    ``trace_limit`` bounds the events that the trace keeps, None keeps all (:class:`spin_core.trace.Trace`). ``check``:
-    at load, compare a short text with the model library's logits: five short passes of the target, 25 ms if it is tiny.
+    ``trace_limit`` bounds the events that the trace keeps, None keeps all (:class:`spin_core.trace.Trace`).
+    ``check``: compare the target with the library's logits at load, in five short passes (25 ms if it is tiny).
 
-    Threads: all methods may be called from any thread. One step runs at a time; a second call waits for its turn, and
-    a step serves the requests of all callers. A step that is called from within a step, by a drafter for example,
-    raises RuntimeError. ``close()``, or leaving the engine's ``with`` block, ends its requests and its threads.
+    All methods may be called from any thread. One step runs at a time, for the requests of all callers; one from
+    within a step raises RuntimeError. ``close()``, or leaving the ``with`` block, ends the requests and threads.
 
     Raises ValueError for unknown drafters and strategies, for a drafter beside a selector, and for impossible limits. A
     bad *request* never raises: it comes back finished with ``FinishReason.ERROR`` and says why, and the others go on.

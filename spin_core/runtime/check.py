@@ -14,6 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 from spin_core.runtime.library import call
 
 LENGTH, FIRST = 24, 17      # tokens of the text; of its first chunk, which has the length of a prompt
+STATE = "keeps a recurrent state, and taking rejected drafts back would need snapshots of it"
 WIDTH = 5                   # keys per piece, where requests are cut
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 2e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 #           float64 too: the library's plain attention takes its softmax in single precision
@@ -43,14 +44,16 @@ def own_logits(model: PreTrainedModel, length: int = LENGTH) -> tuple[list[int],
 
 def refuse_states(model: PreTrainedModel) -> None:
     """Raise NotImplementedError for layers whose past is a state, or compressed, and not a list of keys and values."""
-    kinds = getattr(model.config.get_text_config(), "layer_types", None) or []
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or []
     for index, kind in enumerate(kinds):
         if "compressed" in kind:
             raise NotImplementedError(f"layer {index} is of the kind {kind}: it attends to a compressed past, which is "
                                       "not a key and a value per token")
         if not any(word in kind for word in ("attention", "dense", "moe", "sparse")) or "linear" in kind:
-            raise NotImplementedError(f"layer {index} is of the kind {kind}: it keeps a recurrent state, and taking "
-                                      "rejected drafts back would need snapshots of it")
+            raise NotImplementedError(f"layer {index} is of the kind {kind}: it {STATE}")
+    if getattr(model, "_is_stateful", False):
+        raise NotImplementedError(f"it {STATE}")
 
 
 class Contradiction(NotImplementedError):
