@@ -83,6 +83,8 @@ def _serve(family) -> int:
     try:
         shared.follow(family.target, links["target"])
         drafting.join(ranks.NOTICE)
+    except KeyboardInterrupt:           # of all processes: rank 0 says it
+        return 130
     except BaseException as error:
         errors.append(error)
     if not errors:

@@ -1,8 +1,7 @@
 """One step of speculative decoding, top to bottom: plan -> choose -> draft -> verify -> commit.
 
 A step serves some requests once. Its target pass is one flattened batch, in which some requests read a chunk of their
-prompt while others have their drafts verified; requests may draft different numbers of tokens, with different drafters,
-under different sampling parameters.
+prompt and others have their drafts verified, each with a drafter, a length and sampling parameters of its own.
 
 Every mode of the engine runs this step. Without a pipeline it runs at once, for all requests (:meth:`Step.run`).
 Micro-batches launch it for a part of the batch on an executor that drafts and verifies in two threads, and land it
@@ -106,8 +105,8 @@ class Step:
 
         work = plan(requests); choose(work); groups = draft(work); verified = verify(groups); events = commit(verified)
 
-    :meth:`launch` plans, chooses, and has an executor draft and verify; :meth:`land` waits for that and commits. Between
-    steps the target's cache holds all of a text but its last token, which is read together with the draft.
+    :meth:`launch` plans, chooses, and has an executor draft and verify; :meth:`land` waits for that and commits.
+    Between steps the target's cache holds all of a text but its last token, which is read together with the draft.
     """
 
     def __init__(self, target: ModelRunner, drafters: DrafterPool, scheduler: Scheduler, assigner: Assigner | None,
@@ -127,9 +126,9 @@ class Step:
         self.choose(work, others)
         watch = Watch()
         flight = executor.launch(lambda: self.draft(work, watch), self.verify, micro_batch)
-        self.scheduler.in_flight.append(
-            InFlight([w.request for w in work], flight, began, micro_batch, micro_batches, watch))
-        return self.scheduler.in_flight[-1]
+        step = InFlight([w.request for w in work], flight, began, micro_batch, micro_batches, watch)
+        self.scheduler.in_flight.append(step)
+        return step
 
     def land(self, step: InFlight) -> list[Event]:
         """Wait for what the target accepts, and commit it; the events."""
@@ -251,7 +250,8 @@ class Step:
             tokens, counts = [], [0] * len(requests)
         watch.enter(None)
         self._synchronize()
-        return DraftGroup(members, draft, name, counts, tokens, start, draft.seconds or time.perf_counter() - start, error)
+        return DraftGroup(members, draft, name, counts, tokens, start,
+                          draft.seconds or time.perf_counter() - start, error)
 
     def _run_target(self, groups: list[DraftGroup]) -> list[Tensor]:
         """One target pass over everything: per group the logits of its rows to decide, as the verifier wants them."""
@@ -338,9 +338,9 @@ class Step:
         if not self.assigner:
             return 0.0
         rows = sum(len(w.input_ids) + count for group in groups for w, count in zip(group.members, group.counts))
-        self.assigner.observe([(request, event, outcome.failed or group.error is not None)
-                               for (group, request, outcome), event in zip(served, events) if group.draft is not None],
-                              rows)
+        steps = [(request, event, outcome.failed or group.error is not None)
+                 for (group, request, outcome), event in zip(served, events) if group.draft is not None]
+        self.assigner.observe(steps, rows)
         return self.assigner.take_seconds()
 
     def _synchronize(self) -> None:

@@ -86,7 +86,8 @@ class RemoteDrafter(Drafter):
         """What the drafter's rank does not know of a request yet."""
         slot, told, keep = request.slot, self._told[request.slot], self._keep[request.slot]
         self._told[slot], self._keep[slot] = request.length, None
-        return slot, keep, told, request.tail(told), None if told else (request.id, len(request.prompt_ids), request.params)
+        first = None if told else (request.id, len(request.prompt_ids), request.params)
+        return slot, keep, told, request.tail(told), first
 
     def _note(self, requests: list[Request], held: list[int]) -> None:
         for request, length in zip(requests, held):
@@ -134,7 +135,8 @@ def host(build: Callable[[str, int, int], Drafter], draft: Link, read: Link) -> 
                 key, name, slots, max_len = message
                 made = build(name, slots, max_len)
                 hosted[key] = _Hosted(made)
-                draft.reply(number, (min(made.max_context, max_len), made.catch_up_threshold, made.gamma, made.is_lookup))
+                draft.reply(number, (min(made.max_context, max_len), made.catch_up_threshold, made.gamma,
+                                     made.is_lookup))
             else:
                 draft.reply(number, *_propose(hosted[message[0]], *message[1:]))
         except Exception as error:

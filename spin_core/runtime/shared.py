@@ -1,4 +1,4 @@
-"""A target over several ranks: each holds a share of every layer's heads and neurons, and all compute each pass together.
+"""A target over several ranks: each holds a share of every layer, and all compute each pass together.
 
 The sharding is the model library's own plan; the ranks add their partial results up within a layer. Rank 0 decides
 everything: it measures, chooses, admits, drafts, accepts and rolls back as one process does. What the others need to

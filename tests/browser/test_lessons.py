@@ -109,6 +109,52 @@ def picture_changes(page, panel: WebElement, name: str, move: Callable[[], None]
          f"{name} to change the picture")
 
 
+def drive_dashboard(page) -> None:
+    """Start the live dashboard, change the drafter while it serves, stop it; read its numbers from the page."""
+    goodput = page.find_element(By.CSS_SELECTOR, "[data-number='goodput']")
+    panel = goodput.find_element(By.XPATH, "ancestor::*[contains(@class, 'widget-vbox')][1]")
+    page.execute_script("arguments[0].scrollIntoView({block: 'center'})", panel)
+
+    def number(name: str) -> str:
+        return panel.find_element(By.CSS_SELECTOR, f"[data-number='{name}']").text
+
+    def press(word: str) -> None:
+        next(b for b in panel.find_elements(By.CSS_SELECTOR, "button.jupyter-button") if b.text.strip() == word).click()
+
+    before = number("counted over")
+    press("start")
+    wait(lambda: "⏳" in panel.text, 1.0, "the sign that the dashboard works")
+    wait(lambda: number("counted over") != before and float(number("goodput").split()[0].replace(",", "")) > 0, PATIENCE,
+         "the dashboard's numbers to move")
+    menu = next(m for m in panel.find_elements(By.CSS_SELECTOR, "select")
+                if any(option.text == "fixed:none" for option in Select(m).options))
+    Select(menu).select_by_visible_text("fixed:none")
+    wait(lambda: number("acceptance") == "–" and float(number("goodput").split()[0].replace(",", "")) > 0, PATIENCE,
+         "plain decoding, in which nothing is accepted")
+    press("stop")
+    wait(lambda: "stopped" in panel.text, PATIENCE, "the dashboard to stop")
+    rows = panel.find_elements(By.CSS_SELECTOR, "table[data-table='settings'] tr")[1:]
+    settings = [[cell.text for cell in row.find_elements(By.CSS_SELECTOR, "td")] for row in rows]
+    assert [row[0] for row in settings] == ["fixed:none", "spin"] and settings[0][6].endswith("(now)")
+    assert f"{float(settings[0][4]):,.1f} tokens/s" == number("goodput")
+    assert all(float(row[4]) > 0 for row in settings)
+
+
+def screenshots(page, folder: Path, name: str) -> None:
+    """The whole lesson at two widths; nothing that a widget or page shows is wider than its cell."""
+    for width in (1280, 1920):
+        page.set_window_size(width, 1400)
+        height = page.execute_script("return Math.max(...[...document.querySelectorAll('.jp-Notebook, .jp-WindowedPanel-viewport')]"
+                                     ".map(e => e.scrollHeight))")
+        page.set_window_size(width, min(int(height) + 200, 16_000))
+        time.sleep(1)
+        page.save_screenshot(folder / f"{name}_{width}.png")
+        cut = page.execute_script("""
+            return [...document.querySelectorAll('.jp-OutputArea-output .widget-label, .jp-OutputArea-output button')]
+                .filter(e => e.offsetParent && e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)""")
+        assert cut == [], f"labels that are cut off at {width} pixels"
+
+
 def test_a_lesson_runs_and_its_widgets_work(notebook: str, lab: Lab, browser, tmp_path: Path):
     cells = run(browser, lab, notebook)
     code = [cell for cell in cells if cell["cell_type"] == "code"]
@@ -119,7 +165,8 @@ def test_a_lesson_runs_and_its_widgets_work(notebook: str, lab: Lab, browser, tm
     browser.save_screenshot(tmp_path / "ran.png")
 
     widgets = sum("application/vnd.jupyter.widget-view+json" in o.get("data", {}) for o in outputs)
-    wait(lambda: len(pictures(browser)) >= widgets, PATIENCE, f"the pictures of {widgets} widgets")
+    views = ".jp-OutputArea-output > .jupyter-widgets"
+    wait(lambda: len(browser.find_elements(By.CSS_SELECTOR, views)) >= widgets, PATIENCE, f"{widgets} widgets")
     found = pictures(browser)
     for i, picture in enumerate(found):
         panel = panel_of(picture)
@@ -129,6 +176,9 @@ def test_a_lesson_runs_and_its_widgets_work(notebook: str, lab: Lab, browser, tm
             picture_changes(browser, panel, f"widget {i + 1}, {name}", move)
             panel.screenshot(str(tmp_path / f"widget_{i + 1}_{k + 1}.png"))
 
+    if notebook.startswith("07"):
+        drive_dashboard(browser)
+    screenshots(browser, tmp_path, notebook.removesuffix(".ipynb"))
     severe = [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
     assert severe == []
     browser.execute_script("panel.context.sessionContext.shutdown()")      # the next lesson needs the cores

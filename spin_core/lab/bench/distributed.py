@@ -34,8 +34,8 @@ def run(args) -> Report:
         Bar("ms to tell the other rank of a step", rows[1]["messages_ms"], "<= 0.5"),
         Bar("a draft's way to another rank and back over the drafter's own time",
             rows[2]["messages_ms"] / (rows[2]["median_ms"] - rows[2]["messages_ms"]), "<= 0.1")], [
-        f"a random model of 6 layers in float32, batch {BATCH}, {GAMMA} drafted tokens; medians of {args.passes}; load of "
-        f"the machine before: {os.getloadavg()[0]:.1f}",
+        f"a random model of 6 layers in float32, batch {BATCH}, {GAMMA} drafted tokens; medians of {args.passes}; load "
+        f"of the machine: {os.getloadavg()[0]:.1f}",
         f"a pass led by rank 0 over one in lockstep: {led / alone:.3f}, measured one after the other"])
 
 

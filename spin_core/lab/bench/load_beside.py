@@ -43,8 +43,8 @@ def measure(busy: int, seconds: int) -> Report:
               ">= 0.7") for row in rows[1:6:2]),
         Bar("throughput alone over that with torch's default threads",
             rows[0]["tokens_per_s"] / rows[-2]["tokens_per_s"], ">= 0.9")], [
-        f"a random model of 6 layers and a drafter of one, batch {BATCH}, {seconds} s each; load of the machine before: "
-        f"{load:.1f}",
+        f"a random model of 6 layers and a drafter of one, batch {BATCH}, {seconds} s each; load of the machine "
+        f"before: {load:.1f}",
         "fair share: the rate alone, times the cores left to one of N + 1 programs over the threads used alone"])
 
 
@@ -96,7 +96,8 @@ def decode(program: str, seconds: float, report: Callable[[dict], None]) -> None
     def finish() -> None:
         tokens = sum(len(request.output_ids) for request in requests) - before
         # of a step that does not end the rate is what it would have been with its end now
-        report({"threads": torch.get_num_threads() + more, "tokens_per_s": max(tokens, BATCH) / (time.perf_counter() - start)})
+        report({"threads": torch.get_num_threads() + more,
+                "tokens_per_s": max(tokens, BATCH) / (time.perf_counter() - start)})
         sys.stdout.flush()
         os._exit(0)
 

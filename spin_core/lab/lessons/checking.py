@@ -1,8 +1,8 @@
 """The exercises' checks. A check never raises: it answers "open", "right" or "wrong", and why.
 
-An :class:`Exercise` is data: its solution, the cases to try, and typical mistakes with a hint for each. A test holds that
-every mistake is caught by the cases, with its own hint. What cannot be told by comparing values (random numbers, kernels)
-has a function of its own, made a check by :func:`check`, which calls :func:`ask` and :func:`wrong`.
+An :class:`Exercise` is data: its solution, the cases to try, and typical mistakes with a hint for each. A test holds
+that every mistake is caught by the cases, with its own hint. What cannot be told by comparing values (random numbers,
+kernels) has a function of its own, made a check by :func:`check`, which calls :func:`ask` and :func:`wrong`.
 
 While nbgrader runs a notebook, an answer that is not right is raised as an AssertionError: that costs the points.
 """
@@ -75,10 +75,10 @@ class Exercise:
     """A check: call it with a student's function.
 
     ``cases`` are the arguments of the calls that are compared with ``solution``. ``mistakes`` has functions with a
-    typical mistake by hint: an answer that agrees with one of them on all cases, or on those so far, gets its hint. ``right`` is
-    said of a right answer. ``judge(answer, *case)`` is compared instead of the answer where several are right. Values
-    outside ``low`` ... ``high`` and, if ``whole``, fractions are wrong. ``test``, which takes the student's function and
-    returns what to say, is used instead of comparing cases.
+    typical mistake by hint: an answer that agrees with one of them on all cases, or on those so far, gets its hint.
+    ``right`` is said of a right answer. ``judge(answer, *case)`` is compared instead of the answer where several are
+    right. Values outside ``low`` ... ``high`` and, if ``whole``, fractions are wrong. ``test``, which takes the
+    student's function and returns what to say, is used instead of comparing cases.
     """
 
     solution: Callable
@@ -113,7 +113,8 @@ class Exercise:
         called = f"{self.solution.__name__}({_arguments(self.solution, case)})"
         answer = ask(function, *case, called=called)
         expected = np.asarray(self.solution(*copy.deepcopy(case)))
-        what = f"an array of shape {expected.shape}" if expected.ndim else "a whole number" if self.whole else "a number"
+        one = "a whole number" if self.whole else "a number"
+        what = f"an array of shape {expected.shape}" if expected.ndim else one
         try:
             found = np.asarray(answer)
         except ValueError:

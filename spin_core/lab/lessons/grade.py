@@ -89,7 +89,7 @@ def grade(path: Path, seconds: float = 30) -> list[Score]:
 
 def _in_a_process(path: Path, names: Sequence[str], seconds: float) -> Iterator[tuple[str, dict]]:
     """Answers to the exercises in their order, until the process has ended or was killed; at least one."""
-    process = subprocess.Popen([sys.executable, "-m", __name__, str(path), *names], text=True, cwd=path.parent,
+    process = subprocess.Popen([sys.executable, "-m", __name__, str(path.resolve()), *names], cwd=path.parent, text=True,
                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     late = threading.Event()
 
@@ -120,16 +120,20 @@ def _answer(path: str, names: Sequence[str]) -> None:
     out, sys.stdout = sys.stdout, io.StringIO()         # whatever the student prints is dropped
     lesson = json.loads((ROOT / "notebooks" / Path(path).name).read_text())
     checks = {task["metadata"]["nbgrader"]["grade_id"]: source(check) for task, check in graded(lesson)}
-    theirs, added, broken = {}, [], "The exercise's cell is missing."
+    cells, theirs, added, broken = [], {}, [], "The exercise's cell is missing."
     try:
-        cells = [cell for cell in json.loads(Path(path).read_text())["cells"] if cell["cell_type"] == "code"]
-        theirs = {cell["metadata"]["nbgrader"]["grade_id"]: source(cell) for cell in cells
-                  if "nbgrader" in cell["metadata"]}
         known = {cell["id"] for cell in lesson["cells"]}
-        added = [source(cell) for cell in cells if cell.get("id") not in known]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        for cell in json.loads(Path(path).read_text())["cells"]:
+            if cell["cell_type"] == "code":
+                cells.append(source(cell))
+                if "nbgrader" in cell["metadata"]:
+                    theirs[cell["metadata"]["nbgrader"]["grade_id"]] = source(cell)
+                elif cell.get("id") not in known:
+                    added.append(source(cell))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         broken = f"The notebook cannot be read ({type(error).__name__}: {error})."
-    space = _imports(lesson, " ".join([*checks.values(), *theirs.values(), *added]))
+    space = _imports([source(cell) for cell in lesson["cells"] if cell["cell_type"] == "code"] + cells,
+                     " ".join([*checks.values(), *theirs.values(), *added]))
     print("ready", file=out, flush=True)
     for name in names:
         answer = _check(theirs[name], checks[name], added, space) if name in theirs else {"status": "wrong",
@@ -137,12 +141,12 @@ def _answer(path: str, names: Sequence[str]) -> None:
         print(json.dumps(answer), file=out, flush=True)
 
 
-def _imports(lesson: dict, text: str) -> dict:
-    """The namespace of a lesson: what its cells import, as far as ``text`` mentions it (the models take seconds)."""
+def _imports(cells: Sequence[str], text: str) -> dict:
+    """A namespace with what the cells import, as far as ``text`` mentions it (the models' library takes seconds)."""
     space: dict = {"__name__": "__main__"}
-    for cell in lesson["cells"]:
-        if cell["cell_type"] == "code":
-            for node in ast.walk(ast.parse(source(cell))):
+    for cell in cells:
+        with contextlib.suppress(SyntaxError, ImportError):
+            for node in ast.walk(ast.parse(cell)):
                 if isinstance(node, (ast.Import, ast.ImportFrom)):
                     node.names = [alias for alias in node.names if (alias.asname or alias.name) in text]
                     if node.names:

@@ -45,10 +45,10 @@ def page(name: str, data: dict) -> HTML:
                               style=_literal((FILES / "style.css").read_text("utf-8"))))
 
 
-def show_page(name: str, data: dict, picture: bytes, alt: str) -> None:
-    """Display the page, and before it ``picture`` (a PNG, animated or not) for where scripts do not run."""
+def show_page(name: str, shown: HTML, picture: bytes, alt: str) -> None:
+    """Display the page ``shown``, and before it ``picture`` (a PNG, animated or not) for where scripts do not run."""
     display(Image(picture, format="png", width=round(look.WIDTH * 100), alt=f"{name}: {alt}"))
-    display(page(name, data))
+    display(shown)
 
 
 def animated(figures: Iterable[Figure], seconds: float, dpi: int = 72) -> bytes:

@@ -27,15 +27,14 @@ class Panel(VBox):
                  presets: Mapping[str, Mapping[str, object]] | None = None) -> None:
         self.draw, self.controls = draw, [c for c in controls if isinstance(c, ValueWidget) and not isinstance(c, HTML)]
         self.picture = Image(format="png", layout=Layout(width="100%", max_width="960px"))
-        self.sign = HTML("", layout=Layout(min_width="110px"))
+        self.sign = HTML("", layout=Layout(min_height="24px"))
         for control in controls:
             whole_label(control)
         buttons = [self._preset(name, values) for name, values in (presets or {}).items()]
         above = [said(task)] if task else []
         if buttons:
             above.append(HBox([HTML("try"), *buttons], layout=Layout(**ROW)))
-        self.row = HBox([*controls, self.sign], layout=Layout(**ROW))
-        super().__init__([*above, self.row, self.picture])
+        super().__init__([HBox(controls, layout=Layout(**ROW)), *above, self.sign, self.picture])
         for control in self.controls:
             control.observe(self.refresh, "value")
         self.refresh()

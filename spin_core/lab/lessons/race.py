@@ -57,6 +57,12 @@ def _about(found: Stored) -> str:
     return f"measured on {where}, {found.origin.get('threads')} threads, {(found.origin.get('date') or '')[:10]}"
 
 
+def page(found: Stored, names: Sequence[str] = TWO) -> pages.HTML:
+    """The page of a recorded race."""
+    these = lanes(found.rows, names)
+    return pages.page("race", dict(lanes=these, title=finding(these), about=_about(found), task=TASK))
+
+
 def show(names: Sequence[str] = TWO, *, save: str | None = None, directory: str | Path | None = None) -> None:
     """Display the recorded race as a page, and as an animated picture where scripts do not run.
 
@@ -72,8 +78,7 @@ def show(names: Sequence[str] = TWO, *, save: str | None = None, directory: str 
             directory=directory or folder())
     end = max(lane["seconds"] for lane in these)
     moving = pages.animated([picture(these, at) for at in np.linspace(0.04, 1, FRAMES) * end], min(12.0, max(5.0, end)))
-    pages.show_page("race", dict(lanes=these, title=finding(these), about=_about(found), task=TASK), moving,
-                    finding(these))
+    pages.show_page("race", page(found, names), moving, finding(these))
 
 
 @look.styled

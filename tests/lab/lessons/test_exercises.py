@@ -1,4 +1,4 @@
-"""The lessons' exercises: every typical mistake is caught with its own hint, and solutions are in step with the lessons."""
+"""The lessons' exercises: every typical mistake is caught with its own hint; solutions are in step with the lessons."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ WRONG_LOOPS = {
     "no bonus": (lambda *given: accept_reject(*given)[:len(given[2])], "one more token"),
     "a number": (lambda *given: 3, "list of token ids"),
     "fractions": (lambda *given: [x + .5 for x in accept_reject(*given)], "list of token ids"),
-    "changes the draft": (lambda p, q, drafted, rng: drafted.append(0) or accept_reject(p, q, drafted[:-1], rng), "inputs"),
+    "changes the draft": (lambda p, q, draft, rng: draft.append(0) or accept_reject(p, q, draft[:-1], rng), "inputs"),
 }
 
 
@@ -166,11 +166,12 @@ def test_nbgrader_sees_an_error_unless_the_answer_is_right(monkeypatch):
             check(function)
 
 
-def test_grade_gives_points_to_right_answers_and_survives_all_others(tmp_path, capsys):
-    path = tmp_path / "04_decomposition.ipynb"
+def test_grade_gives_points_to_right_answers_and_survives_all_others(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path.parent)
+    path = Path(tmp_path.name) / "04_decomposition.ipynb"
     assert _grade(path, {"rows": "def rows(lengths, width):\n    while True: pass", "padding": helper_in_a_cell_of_its_own,
                          "merge": "def merge(outs, lses):\n    import os; os._exit(0)"}) == [1, 0, 0]
-    args = grade.argparse.Namespace(where=[tmp_path], seconds=5, json=str(tmp_path / "scores.json"))
+    args = grade.argparse.Namespace(where=[path.parent], seconds=5, json=str(tmp_path / "scores.json"))
     path.write_text("{")
     assert grade.run(args) == 0 and "cannot be read" in capsys.readouterr().out
     assert [s["points"] for s in json.loads((tmp_path / "scores.json").read_text())["scores"]] == [0, 0, 0]
@@ -178,13 +179,14 @@ def test_grade_gives_points_to_right_answers_and_survives_all_others(tmp_path, c
         grade.run(grade.argparse.Namespace(where=[tmp_path / "empty"], seconds=1, json=None))
 
 
-helper_in_a_cell_of_its_own = "def padding(lengths):\n    print('noise')\n    return 1 - filled(lengths)"
+helper_in_a_cell_of_its_own = "def padding(lengths):\n    print('noise')\n    return math.fsum([1, -filled(lengths)])"
 
 
 def _grade(path: Path, answers: dict[str, str]) -> list[float]:
     notebook = nbformat.read(LESSONS[0].parent / path.name, as_version=4)
     for task, _ in solutions.graded(notebook):
         task.source = answers[task.metadata.nbgrader.grade_id.split("-")[1]]
+    notebook.cells[2].source += "\nimport math"
     notebook.cells.insert(1, nbformat.v4.new_code_cell("def filled(n):\n    return sum(n) / (len(n) * max(n))"))
     notebook.cells.insert(2, nbformat.v4.new_code_cell("this needs the rest of the lesson"))
     nbformat.write(notebook, path)

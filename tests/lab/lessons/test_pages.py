@@ -153,5 +153,5 @@ def test_a_panel_complains_in_words_and_keeps_its_picture():
     first = panel.picture.value
     control.value = 0
     assert panel.picture.value == first and "n must be &lt;positive&gt;" in panel.sign.value
-    panel.children[1].children[1].click()
+    panel.children[2].children[1].click()
     assert control.value == 3 and panel.picture.value != first and panel.sign.value == ""

@@ -35,8 +35,7 @@ FIGURES = {
     "microbatches": lambda: plots.microbatches([1, 2], ([9, 8], [8, 7], [10, 9]), 9.5, {"m": [1, 1.2]}, {1: 1, 4: 1.29},
                                                chosen=[1]),
     "nothing published": lambda: plots.microbatches([1], ([9], [8], [10]), 9.5, {"m": [1]}, {}),
-    "heuristic": lambda: plots.heuristic(CLIMB, {1: 1.0, 2: 0.8}, 0.99),
-    "no climb": lambda: plots.heuristic(CLIMB[:1], {1: 1.0}, 0.99),
+    "heuristic": lambda: plots.heuristic(CLIMB, "a model", {1: 1.0, 2: 0.8}, 0.99),
 }
 
 

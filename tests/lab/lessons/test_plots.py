@@ -153,9 +153,8 @@ def test_expected_tokens_draws_formula_and_measurement():
 
 
 def test_acceptance_by_request_counts_who_is_best():
-    text = words(plots.acceptance_by_request({"a": [1, 2, 3], "b": [3, 2, 1]}, ["w", "w", "v"]))
-    assert "a: best for 2" in text and "b: best for 2" in text      # they share request 2
-    assert "of 3 requests" in text
+    text = words(plots.acceptance_by_request({"a": [1, 2, 3], "b": [3, 1, 1]}, ["w", "w", "v"]))
+    assert "w: a 50%,\nb 50%" in text and "v: a 100%,\nb 0%" in text and "2 requests, sorted" in text
 
 
 def test_theory_marks_the_best_gamma():

@@ -9,6 +9,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+from spin_core.lab import lessons
 from spin_core.lab.lessons import buttons, slides, solutions
 from spin_core.provenance import ROOT
 
@@ -19,12 +20,14 @@ TEACHING = (ROOT / "notebooks" / "TEACHING.md").read_text("utf-8")
 def test_tagged_texts_and_figures_become_slides_and_the_rest_is_left_out():
     picture = new_output("display_data", {"image/png": "QUJD\n"})
     made = slides.deck(new_notebook(cells=[
-        new_markdown_cell("# One\n\nA.\n\n<details>fine\nprint</details>\n\n### Exercise 1\n\nDo.\n\n## Two\n\nB.", metadata=SLIDE),
+        new_markdown_cell("# One\n\nA.\n\n<details>fine\nprint</details>\n\n### Exercise 1\n\nDo.\n\n## Two\n\nB.",
+                          metadata=SLIDE),
         new_markdown_cell("not tagged"),
         new_code_cell("show()", outputs=[new_output("stream", text="printed"), picture], metadata=SLIDE),
         new_code_cell("widget()"),
         new_markdown_cell("**It is faster than before.** Details.\n\n## Three\n\nC.", metadata=SLIDE)]))
-    kinds = [(cell.metadata.slideshow.slide_type, cell.source.removeprefix(slides.STYLE).strip()) for cell in made.cells]
+    kinds = [(cell.metadata.slideshow.slide_type, cell.source.removeprefix(slides.STYLE).strip())
+             for cell in made.cells]
     assert kinds == [("slide", "# One\n\nA."), ("slide", "## Two\n\nB."),
                      ("slide", "### It is faster than before.\n\n<img src='data:image/png;base64,QUJD'>"),
                      ("notes", "**It is faster than before.** Details."), ("slide", "## Three\n\nC.")]
@@ -41,6 +44,13 @@ def test_the_lessons_with_slides_have_figures_on_them(tmp_path):
     assert page.name == "05_pipeline.slides.html" and "Reveal" in page.read_text()
 
 
+def test_a_lesson_is_quick_while_nbgrader_runs_it(monkeypatch, capsys):
+    sizes = dict(quick=1, default=2)
+    assert lessons.begin("default", **sizes) == 2
+    monkeypatch.setenv("NBGRADER_EXECUTION", "autograde")
+    assert lessons.begin("default", **sizes) == 1 and "profile quick" in capsys.readouterr().out
+
+
 def test_buttons_take_the_address_from_one_place(tmp_path):
     (tmp_path / "notebooks").mkdir()
     (tmp_path / "notebooks" / "01_a.ipynb").write_text("{}")
@@ -55,7 +65,8 @@ def test_buttons_take_the_address_from_one_place(tmp_path):
 
 def test_teaching_states_what_is_there():
     notebooks = [json.loads(path.read_text()) for path in (ROOT / "notebooks").glob("0[1-9]*.ipynb")]
-    points = sum(check["metadata"]["nbgrader"]["points"] for notebook in notebooks for _, check in solutions.graded(notebook))
+    points = sum(check["metadata"]["nbgrader"]["points"] for notebook in notebooks
+                 for _, check in solutions.graded(notebook))
     assert f"{points:g} points in all" in " ".join(TEACHING.split())
     links = [link for link in re.findall(r"\]\(([^)#\s]+)\)", TEACHING) if "://" not in link]
     assert links and not [link for link in links if not (ROOT / "notebooks" / link).exists()]

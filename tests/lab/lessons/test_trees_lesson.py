@@ -122,9 +122,9 @@ def test_the_editor_redraws_for_every_control_and_answers_nonsense_in_words(engi
     assert list(drawn[-1][1]) == ["near"] and "Step 1" in drawn[-1][2] and "temperature 0.5" in drawn[-1][2]
     before = len(drawn)
     shape.value = "two"
-    assert len(drawn) == before and "tree shape" in said.value
+    assert len(drawn) == before and "tree shape" in panel.sign.value
     shape.value = "2"
-    assert "tokens per verification" in said.value
+    assert "tokens per verification" in said.value and panel.sign.value == ""
 
 
 def test_the_stepper_draws():

@@ -32,7 +32,7 @@ const clock = make("input", {type: "range", min: 0, max: 1000, value: 0, "aria-l
 const time = make("span", {class: "mono", id: "time"});
 body.append(make("h3", {}, data.title), make("p", {class: "soft"}, data.about),
   make("div", {class: "controls"}, play,
-    make("button", {title: "to the start (Home)", onclick: () => { now = 0; draw(); }}, "|◀"),
+    make("button", {title: "to the start (Home)", onclick: () => { now = 0; draw(); }}, "restart"),
     choice("speed", [[0.25, "¼ speed"], [0.5, "½ speed"], [1, "as recorded"], [2, "2 × speed"], [4, "4 × speed"]], 1, v => { speed = +v; }),
     clock, time));
 for (const lane of lanes) {
@@ -74,7 +74,7 @@ function draw() {
 }
 function run(on) {
   if (on && now >= end) now = 0;
-  playing = on; play.textContent = on ? "⏸ pause" : "▶ play"; last = performance.now();
+  playing = on; play.textContent = on ? "pause" : "▶ play"; last = performance.now();
   if (on) requestAnimationFrame(tick);
 }
 function tick(at) {

@@ -72,7 +72,7 @@ function go(step) {
 function run(on) {
   clearInterval(timer);
   timer = on ? setInterval(() => at + 1 < frames().length ? go(at + 1) : run(false), 900) : null;
-  play.textContent = on ? "⏸ pause" : "▶ play";
+  play.textContent = on ? "pause" : "▶ play";
 }
 function draw() {
   const steps = frames(), frame = steps[at], arms = data.arms;

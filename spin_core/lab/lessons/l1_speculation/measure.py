@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from spin_core.engine import Engine, Prompt
+from spin_core.lab.simulate.oracle import chain_counts
+from spin_core.lab.simulate.recording import Recording
 from spin_core.request import SamplingParams
 from spin_core.trace import Event
 
@@ -68,3 +70,23 @@ def phase_milliseconds(runs: Iterable[Run]) -> dict[str, float]:
               "the rest": [e.step_seconds - e.draft_seconds - e.target_seconds - e.verify_seconds
                            for e in steps]}
     return {name: 1000 * max(0.0, float(np.median(seconds))) for name, seconds in phases.items()}
+
+
+def recorded_counts(recording: Recording, places: int) -> dict[str, dict[str, tuple[np.ndarray, np.ndarray]]]:
+    """How often place 1, 2, ... of a draft is tested, and accepted, by workload and drafter, were a draft begun at every
+    position of the recorded answers: thousands of drafts where a lesson's own run has a handful."""
+    depth = np.arange(1, places + 1)[:, None]
+    out: dict[str, dict] = {}
+    for workload in dict.fromkeys(recording.workloads):
+        some = recording.take([r for r, name in enumerate(recording.workloads) if name == workload])
+        out[workload] = {}
+        for name in some.drafters:
+            accepted, proposed = (column[some.arms.index(name)] for column in (some.accepted, some.proposed))
+            out[workload][name] = (((proposed >= depth) & (accepted >= depth - 1)).sum(1), (accepted >= depth).sum(1))
+    return out
+
+
+def recorded_tokens(recording: Recording, gamma: int) -> dict[str, np.ndarray]:
+    """Tokens per target pass of every recorded request ``[R]`` with each drafter at ``gamma``."""
+    return {name: recording.lengths / chain_counts(recording, recording.arms.index(name), gamma)[0]
+            for name in recording.drafters}

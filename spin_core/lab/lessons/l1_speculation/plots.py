@@ -268,7 +268,7 @@ SAMPLES = [("#444444", "o"), (GREEN, "D"), (RED, "X")]
 @styled
 def expected_tokens(gammas: Sequence[int], measured: Sequence[float], errors: Sequence[float],
                     counts: Counts) -> Figure:
-    """Tokens per target pass by gamma: measured, the formula with one alpha, and with one for every place.
+    """Tokens per verification by gamma: measured, the formula with one alpha, and with one for every place.
 
     ``errors`` are half-widths. ``counts`` are how often place 1, 2, ... was tested and accepted, for as
     many places as the largest gamma; both formulas take their alphas from there.
@@ -285,7 +285,7 @@ def expected_tokens(gammas: Sequence[int], measured: Sequence[float], errors: Se
     left.axhline(1, color=GREY, linewidth=1, linestyle=":")
     left.text(max(gammas) + 0.25, 1.015, "plain decoding", color=GREY, size=9, va="bottom", ha="right")
     low, high = left.get_ylim()
-    left.set(xlabel="γ, drafted tokens per step", ylabel="tokens per target pass",
+    left.set(xlabel="γ, drafted tokens per step", ylabel="tokens per verification",
              xlim=(-0.3, max(gammas) + 0.3), ylim=(min(0.95, low), high + 0.22 * (high - low)))
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
     left.legend(loc="upper left")
@@ -315,55 +315,53 @@ def _positions(ax: Axes, counts: Mapping[str, Counts], colours: Sequence[str] | 
 
 
 @styled
-def acceptance_by_position(counts: Mapping[str, Counts], *,
+def acceptance_by_position(counts: Mapping[str, Counts], *, here: Mapping[str, Counts] | None = None,
                            title: str = "Acceptance by place in the draft") -> Figure:
     """Per curve the acceptance at place 1, 2, ... among the tokens that were tested, with 95 % intervals.
 
-    ``counts`` are (tested, accepted) by place, per curve. Dashed: all places of a curve together.
+    ``counts`` are (tested, accepted) by place, per curve. Dashed: all places of a curve together. ``here``: the same of
+    the reader's own run, as hollow marks where a place was tested at all.
     """
-    figure, ax = canvas(3.7)
+    figure, ax = canvas(3.9)
     _positions(ax, counts)
+    for i, name in enumerate(counts):
+        if here and name in here:
+            tested, accepted = map(np.asarray, here[name])
+            seen, (colour, marker) = np.flatnonzero(tested), look(name, i)
+            ax.plot(seen + 1.18, accepted[seen] / tested[seen], marker, linestyle="none", color=colour,
+                    markerfacecolor="white", markersize=5)
     ax.set_title(title)
-    figure.legend(*ax.get_legend_handles_labels(), loc="outside right upper", title="dashed: all places",
-                  title_fontsize=9)
+    figure.legend(*ax.get_legend_handles_labels(), loc="outside right upper", title_fontsize=9,
+                  title="dashed: all places" + "\nhollow: this run" * bool(here))
     return figure
 
 
 @styled
 def acceptance_by_request(values: Mapping[str, Sequence[float]], groups: Sequence[str], *,
-                          ylabel: str = "tokens per target pass") -> Figure:
-    """One column per request, one mark per drafter; the best of each request is filled.
+                          ylabel: str = "tokens per verification") -> Figure:
+    """One column per request, sorted: the range over all drafters, and the mark of its best drafter.
 
-    ``values[drafter][i]`` belongs to request i, ``groups[i]`` names its workload: requests of one must be
-    adjacent.
+    ``values[drafter][i]`` belongs to request i, ``groups[i]`` names its workload: a panel each, titled with the drafters
+    that are the best for most of its requests.
     """
-    figure, ax = canvas(3.9)
-    names, table = list(values), np.array([values[n] for n in values], float)
-    order = []
-    for group in dict.fromkeys(groups):
-        members = [i for i, g in enumerate(groups) if g == group]
-        order += sorted(members, key=lambda i: table[:, i].max())
-    table, x = table[:, order], np.arange(len(order))
-    best = table.max(0)
-    ax.vlines(x, table.min(0), best, color=LIGHT, linewidth=3, zorder=1)
-    for row, name in enumerate(names):
-        colour, marker = look(name, row)
-        wins = table[row] >= best - 1e-12
-        ax.plot(x[~wins], table[row][~wins], marker, color="white", markeredgecolor=colour, markersize=5.5)
-        ax.plot(x[wins], table[row][wins], marker, color=colour, markersize=7,
-                label=f"{name}: best for {wins.sum()}")
-    start, high = 0, float(best.max())
-    for group in dict.fromkeys(groups):
-        size = list(groups).count(group)
-        ax.text(start + (size - 1) / 2, high * 1.06, group, ha="center", va="bottom", color="#555555")
-        if start:
-            ax.axvline(start - 0.5, color=GREY, linewidth=0.8, linestyle=":")
-        start += size
-    ax.set(xlabel="request, sorted within its workload", ylabel=ylabel, xticks=[], xlim=(-0.8, len(x) - 0.2),
-           ylim=(min(1.0, table.min()) - 0.08, high * 1.16))
-    ax.set_title("Request by request")
-    figure.legend(*ax.get_legend_handles_labels(), loc="outside right upper", title=f"of {len(x)} requests",
-                  title_fontsize=9)
+    names, table, groups = list(values), np.array([values[n] for n in values], float), np.asarray(groups)
+    kinds = list(dict.fromkeys(groups.tolist()))
+    figure = Figure(figsize=(WIDTH, 3.9), layout="constrained")
+    for ax, kind in zip(figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0], kinds):
+        mine = table[:, groups == kind]
+        mine = mine[:, np.argsort(mine.max(0), kind="stable")]
+        winner, x = mine.argmax(0), np.arange(mine.shape[1])
+        ax.vlines(x, mine.min(0), mine.max(0), color=LIGHT, linewidth=2, zorder=1)
+        for row, name in enumerate(names):
+            colour, marker = look(name, row)
+            won = winner == row
+            ax.plot(x[won], mine[row][won], marker, color=colour, markersize=5.5, label=name, linestyle="none")
+        share = np.bincount(winner, minlength=len(names)) / len(winner)
+        first, second = np.argsort(-share)[:2]
+        ax.set(xlabel=f"{len(x)} requests, sorted", xticks=[])
+        ax.set_title(f"{kind}: {names[first]} {share[first]:.0%},\n{names[second]} {share[second]:.0%}", size=10)
+    figure.axes[0].set_ylabel(ylabel + " with the best drafter")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(names))
     return figure
 
 
@@ -426,8 +424,8 @@ def theory(alpha: float, cost: float, *, gammas: int = 12) -> Figure:
         left.axhline(1 / (1 - alpha), color=GREY, linestyle=":", linewidth=1.2)
         left.annotate(f"limit 1 / (1 − α) = {1 / (1 - alpha):.2f}", (gammas, 1 / (1 - alpha)), (0, 6),
                       ha="right", textcoords="offset points", size=9, color="#555555")
-    left.set(xlabel="γ, drafted tokens per step", ylabel="tokens per target pass",
-             ylim=(0, tokens.max() * 1.3))
+    left.set(xlabel="γ, drafted tokens per step", ylabel="tokens per verification",
+             ylim=(0, max(6, tokens.max() * 1.2)))
     left.set_title(f"Expected tokens, α = {alpha:.2f}")
     right.plot(x, gain, "o-", color=GREEN, markeredgecolor="white")
     right.axhline(1, color=GREY, linewidth=1, linestyle=":")
@@ -437,7 +435,7 @@ def theory(alpha: float, cost: float, *, gammas: int = 12) -> Figure:
     right.annotate(words, (best, peak), (0 if 2 <= best <= gammas - 2 else (14 if best < 2 else -14), 14),
                    textcoords="offset points", weight="bold",
                    ha="center" if 2 <= best <= gammas - 2 else ("left" if best < 2 else "right"))
-    right.set(xlabel="γ, drafted tokens per step", ylabel="speed-up", ylim=(0, max(1.25, peak * 1.25)))
+    right.set(xlabel="γ, drafted tokens per step", ylabel="speed-up", ylim=(0, max(4, peak * 1.25)))
     right.set_title(f"Speed-up, one drafted token costs c = {cost:.2f}")
     for ax in (left, right):
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))

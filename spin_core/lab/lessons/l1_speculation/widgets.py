@@ -42,7 +42,8 @@ def stepper(steps: Sequence[Step]) -> Panel:
     def move(by: int) -> None:
         number.value = min(max(number.value + by, 1), len(steps))
 
-    panel = Panel([back, forth, number, place], draw)
+    panel = Panel([back, forth, number, place], draw, task="Find a rejected token of which p is nearly q: where did its "
+                  "point fall? Find a draft that was accepted whole.")
     number.unobserve(panel.refresh, "value")
     number.observe(arrive, "value")         # first the place, then one picture for both
     number.observe(panel.refresh, "value")
@@ -55,9 +56,13 @@ def stepper(steps: Sequence[Step]) -> Panel:
 
 def theory(alpha: float = 0.8, cost: float = 0.05) -> Panel:
     """Sliders for alpha and c; expected tokens and speed-up by gamma."""
-    a = FloatSlider(alpha, min=0, max=0.99, step=0.01, description="α")
-    c = FloatSlider(cost, min=0, max=0.5, step=0.01, description="c")
-    return Panel([a, c], lambda: plots.theory(a.value, c.value))
+    a = FloatSlider(alpha, min=0, max=0.99, step=0.01, description="α, acceptance rate", tooltip="of a tested token")
+    c = FloatSlider(cost, min=0, max=0.5, step=0.01, description="c, target passes", tooltip="what drafting a token costs")
+    return Panel([a, c], lambda: plots.theory(a.value, c.value),
+                 task="Drag α down: when does speculation stop paying? Does it hang on c?", presets={
+                     "good and cheap": {a.description: 0.9, c.description: 0.05},
+                     "good and dear": {a.description: 0.8, c.description: 0.3},
+                     "bad and dear": {a.description: 0.25, c.description: 0.3}})
 
 
 def acceptance(counts: Mapping[str, Mapping[str, plots.Counts]]) -> Panel:
@@ -77,4 +82,5 @@ def acceptance(counts: Mapping[str, Mapping[str, plots.Counts]]) -> Panel:
         title = f"Acceptance by place: {workload.value if workload.value != everything else 'all workloads'}"
         return plots.acceptance_by_position(added, title=title)
 
-    return Panel([workload, drafter], draw)
+    return Panel([workload, drafter], draw, task="Which drafter gets better along a draft? On which texts does prompt "
+                 "lookup lose its lead?")

@@ -28,10 +28,12 @@ def _most_frequent(counts, size):
 check_vocabulary = Exercise(
     draft_vocabulary, "The most frequent ids, and the stop ids whatever their count.",
     cases=[(_counts(vocab, stops, ends), size, stops)
-           for vocab, size, stops, ends in ((12, 4, (2,), 0), (50, 10, (0, 49), 0), (30, 30, (5,), 0), (12, 4, (2,), 99))],
+           for vocab, size, stops, ends in ((12, 4, (2,), 0), (50, 10, (0, 49), 0), (30, 30, (5,), 0),
+                                            (12, 4, (2,), 99))],
     whole=True, low=0,
     mistakes={
-        "A stop id is missing: such a drafter could never end an answer.": lambda c, s, stops: sorted(_most_frequent(c, s)),
+        "A stop id is missing: such a drafter could never end an answer.":
+            lambda c, s, stops: sorted(_most_frequent(c, s)),
         "The ids must ascend: column j of the drafter's head is the j-th of them.":
             lambda c, s, stops: [*stops, *[i for i in _most_frequent(c, len(c)) if i not in stops]][:s],
         "These are the counts, not the ids: np.argsort gives ids.": lambda c, s, stops: sorted(sorted(c)[-s:]),

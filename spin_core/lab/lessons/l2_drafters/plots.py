@@ -97,15 +97,17 @@ def pool(cost: Mapping[str, float], accepted: Mapping[str, float], lookups: Coll
 
 @styled
 def best_share(share: Mapping[str, Mapping[str, float]], counts: Mapping[str, int], published: Mapping[str, float],
-               modelled: Mapping[str, Mapping[str, float]] | None = None) -> Figure:
+               modelled: Mapping[str, Mapping[str, float]] | None = None,
+               here: Mapping[str, Mapping[str, float]] | None = None) -> Figure:
     """For which ``share[workload][drafter]`` of the requests each drafter is the fastest; the workload's number of
-    requests below it. ``published``: the paper's shares for one of its five, by data set; ``modelled``: those of all
+    requests below it, if it is in ``counts``. ``here``: the shares of the reader's own run, as narrow bars. ``published``: the paper's shares for one of its five, by data set; ``modelled``: those of all
     five."""
     figure, panels = canvas(3.7, 1, 3 if modelled else 2, width_ratios=[3.4, 2.4, 1.1] if modelled else [4, 1.3])
     ax, beside = panels[0], panels[-1]
-    _stacked(ax, share, [f"{name}\n{counts[name]}" for name in share])
-    ax.set(ylabel="share of requests", xlabel="workload and its number of requests",
-           title="Best drafter, from measurements here")
+    _stacked(ax, share, [f"{name}\n{counts[name]}" if name in counts else name for name in share], here)
+    most = max((value, name) for name, value in next(reversed(share.values())).items())
+    ax.set(ylabel="share of requests", xlabel="workload" + ("; narrow: this run" if here else ""),
+           title=f"{most[1]} is the best for {most[0]:.0%} of the {next(reversed(share))}")
     if modelled:
         _stacked(panels[1], modelled, list(modelled))
         panels[1].set_title("Modelled: LLaMA-7B")
@@ -116,13 +118,19 @@ def best_share(share: Mapping[str, Mapping[str, float]], counts: Mapping[str, in
     beside.set(ylim=(0, 1), xlim=(-.6, len(published) - .4))
     beside.grid(False)
     beside.set_title("Published")
-    beside.set_xlabel("265M, one of five")
+    beside.set_xlabel("265M of five")
     return figure
 
 
-def _stacked(ax: Axes, share: Mapping[str, Mapping[str, float]], ticks: list[str]) -> None:
-    """Bars of ``share[workload][drafter]`` on top of each other."""
+def _stacked(ax: Axes, share: Mapping[str, Mapping[str, float]], ticks: list[str],
+             here: Mapping[str, Mapping[str, float]] | None = None) -> None:
+    """Bars of ``share[workload][drafter]`` on top of each other; narrow ones beside them for ``here``."""
     places, below = np.arange(len(share)), np.zeros(len(share))
+    beside = np.zeros(len(share))
+    for index, name in enumerate(next(iter(share.values())) if here else ()):
+        heights = np.array([here.get(workload, {}).get(name, 0) for workload in share])
+        ax.bar(places + .43, heights, .12, bottom=beside, color=look(name, index)[0], edgecolor="white", linewidth=.5)
+        beside += heights
     for index, name in enumerate(next(iter(share.values()))):
         heights = np.array([values[name] for values in share.values()])
         bars = ax.bar(places, heights, .66, bottom=below, color=look(name, index)[0], label=name, edgecolor="white")

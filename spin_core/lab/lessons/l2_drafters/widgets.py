@@ -17,7 +17,8 @@ def pick(requests: Sequence[tuple[str, Mapping[str, float]]]) -> Panel:
     names = list(requests[0][1])
     number = IntSlider(1, 1, len(requests), description="request", continuous_update=False)
     choice = Dropdown(options=[("which one would you pick?", ""), *((n, n) for n in names)], description="drafter")
-    panel = Panel([number, choice], lambda: plots.pick(*requests[number.value - 1], choice.value or None))
+    panel = Panel([number, choice], lambda: plots.pick(*requests[number.value - 1], choice.value or None),
+                  task="Pick before you look. What in a prompt tells that prompt lookup will win?")
 
     def hide(_change) -> None:
         choice.value = ""       # None would be no choice at all: an empty menu

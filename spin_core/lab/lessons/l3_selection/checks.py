@@ -17,7 +17,7 @@ check_shrink = Exercise(
     mistakes={
         "A new request has had nothing yet. What should its estimate be then?": lambda t, s, rate, trust: t / s,
         "That ignores what the request itself has had.": lambda t, s, rate, trust: rate,
-        "That is a mean of two rates. A rate over little time should count little: add tokens, add seconds, then divide.":
+        "That is a mean of two rates. A rate over little time should count little: divide sums of tokens and seconds.":
             lambda t, s, rate, trust: ((t / s if s else rate) + rate) / 2,
         "The borrowed seconds bring tokens, too: pool_rate * trust of them.":
             lambda t, s, rate, trust: (t + rate) / (s + trust),

@@ -58,7 +58,7 @@ def show(data: dict) -> None:
     """Display the page, and before it a picture of its most varied step for where scripts do not run."""
     name, one = next(iter(data["policies"].items()))
     at = max(range(len(one["frames"])), key=lambda i: len({row["chosen"] for row in one["frames"][i]["rows"]}))
-    pages.show_page("selection", _small(data), look.png(picture(data, name, at), whole=True), one["title"])
+    pages.show_page("selection", pages.page("selection", _small(data)), look.png(picture(data, name, at), whole=True), one["title"])
 
 
 def _small(data: dict) -> dict:

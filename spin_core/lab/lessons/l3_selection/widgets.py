@@ -41,7 +41,7 @@ class Story(Panel):
                     Checkbox(True, description="shift in the middle", tooltip="first all prose, then all code"),
                     slider(IntSlider, 1, 0, 8, "explore, steps", "exploring steps at the beginning of every epoch"),
                     slider(IntSlider, 8, 1, 64, "first epoch, steps", "exploiting steps of the first epoch; each further one has twice as many"),
-                    slider(FloatSlider, 16.0, 0, 64, "prior, steps", "how many steps the estimate of all requests weighs in each request's own"),
+                    slider(FloatSlider, 16.0, 0, 64, "prior, steps", "how many steps the estimate of all requests weighs in each request's own", step=8),
                     slider(IntSlider, 8, 0, 8, "places", "how many requests of eight a drafter can serve")]
         self.drawn: tuple = ()
         super().__init__(controls, lambda: self.story()[0], task="Set <i>explore</i> to 0: does spin notice the shift? "

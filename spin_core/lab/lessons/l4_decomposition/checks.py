@@ -48,8 +48,8 @@ def merge(outs, lses):
 
 
 def _cut(seed: int, pieces: int, queries: int, shift: float = 0.0, hide: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Outputs ``[R, T, d]`` and log-sum-exps ``[R, T]`` of pieces of random keys. ``shift`` makes the first query's scores
-    large, and the last query's as small; ``hide``: no query sees piece 1."""
+    """Outputs ``[R, T, d]`` and log-sum-exps ``[R, T]`` of pieces of random keys. ``shift`` makes the first query's
+    scores large, and the last query's as small; ``hide``: no query sees piece 1."""
     rng = np.random.default_rng(seed)
     outs, lses = [], []
     for _ in range(pieces):
@@ -63,6 +63,11 @@ def _cut(seed: int, pieces: int, queries: int, shift: float = 0.0, hide: bool = 
     return np.stack(outs), np.stack(lses)
 
 
+def _weighted(weights, outs, over=0):
+    """The mean of the pieces with these weights, made to sum to 1 ``over`` an axis."""
+    return ((weights / weights.sum(over, keepdims=True))[:, :, None] * outs).sum(0)
+
+
 check_merge = Exercise(
     merge, "However the keys are cut, merging the pieces gives the same attention: decomposition is exact.",
     cases=[_cut(1, 3, 4), _cut(2, 1, 2), _cut(3, 3, 4, hide=True), _cut(4, 2, 3, shift=900.0)],
@@ -71,10 +76,10 @@ check_merge = Exercise(
         "Each query has weights of its own that sum to 1 over the pieces: divide by their sum.":
             lambda outs, lses: (np.exp(lses)[:, :, None] * outs).sum(0),
         "The log-sum-exp is the logarithm of a weight: take exp first.":
-            lambda outs, lses: ((lses / lses.sum(0))[:, :, None] * outs).sum(0),
+            lambda outs, lses: _weighted(lses, outs),
         "The largest log-sum-exp can be subtracted from all before exp: it cancels.":
-            lambda outs, lses: ((w := np.exp(lses)) / w.sum(0))[:, :, None].__mul__(outs).sum(0),
+            lambda outs, lses: _weighted(np.exp(lses), outs),
         "Weights sum to 1 over the pieces, not over the queries.":
-            lambda outs, lses: ((w := np.exp(lses - lses.max())) / w.sum(1, keepdims=True))[:, :, None].__mul__(outs).sum(0),
-        "Subtract each query's own largest log-sum-exp: with the largest of all, a query's weights may all become 0.":
-            lambda outs, lses: ((w := np.exp(lses - lses.max())) / w.sum(0))[:, :, None].__mul__(outs).sum(0)})
+            lambda outs, lses: _weighted(np.exp(lses - lses.max()), outs, over=1),
+        "Subtract each query's own largest log-sum-exp: with the largest of all, a query's weights may become 0.":
+            lambda outs, lses: _weighted(np.exp(lses - lses.max()), outs)})

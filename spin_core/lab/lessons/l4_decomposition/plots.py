@@ -145,9 +145,11 @@ def batching_loss(measured: Mapping[str, Mapping[int, tuple]], modelled: Mapping
         colour, marker, words = looks[form]
         sides[1].plot(range(len(shares)), 100 * np.array(list(shares.values())), color=colour, marker=marker,
                       linestyle=(0, (4, 2)), label=words)
-    for ax, forms, title in zip(sides, (measured, modelled), ("measured: the embedded target, here",
-                                                              "modelled: LLaMA-7B on a V100")):
-        batches = list(next(iter(forms.values())))
+    for ax, forms, what in zip(sides, (measured, modelled), ("measured: the embedded target, here",
+                                                             "modelled: LLaMA-7B on a V100")):
+        shares, batches = next(iter(forms.values())), list(next(iter(forms.values())))
+        most = np.ravel(shares[batches[-1]])[0]
+        title = f"{what}\ngathered: {most:.0%} lost at batch {batches[-1]}"
         ax.axhline(0, color=GREY, linewidth=0.8)
         ax.axhline(100 * published, color=INK, linewidth=1, linestyle=":")
         ax.text(-0.3, 100 * published, f"published: about {100 * published:.0f} %", va="bottom", size=9)

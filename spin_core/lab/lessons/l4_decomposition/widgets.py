@@ -20,10 +20,10 @@ def packing(costs: Costs) -> Panel:
     ``costs``. It opens as wide as the longest request: a padded batch. The button goes to the cheapest width.
     """
     requests = IntSlider(8, 2, 24, description="requests", continuous_update=False)
-    longest = IntSlider(640, 64, 1024, step=16, description="longest", continuous_update=False)
+    longest = IntSlider(640, 64, 1024, step=16, description="longest, keys", continuous_update=False)
     skew = FloatSlider(0.85, min=0, max=0.95, step=0.05, description="skew", continuous_update=False)
     drafted = IntSlider(4, 0, LARGE - 1, description="drafted γ", continuous_update=False)
-    width = IntSlider(640, 64, 1024, description="width", continuous_update=False)
+    width = IntSlider(640, 64, 1024, description="width, keys", continuous_update=False)
     cheapest = Button(description="cheapest width")
 
     def batch() -> tuple[list[int], list[int]]:
@@ -38,6 +38,8 @@ def packing(costs: Costs) -> Panel:
     def go(_button) -> None:
         width.value = plan(*batch(), "decomposed", costs=costs).width
 
-    panel = Panel([requests, longest, skew, drafted, width, cheapest], draw)
+    panel = Panel([requests, longest, skew, drafted, width, cheapest], draw,
+                  task="Make all requests equally long: is cutting worth anything? Then one long one among many short ones.",
+                  presets={"all alike": {"skew": 0.0}, "one long, many short": {"skew": 0.95, "requests": 16}})
     cheapest.on_click(go)
     return panel

@@ -25,9 +25,9 @@ def _drafts_wait(draft, verify):
 
 _dice = random.Random(0)
 check_finish = Exercise(
-    finish, "A verification starts when its draft is there and the verification before it is over: the later of the two.",
+    finish, "A verification starts when its draft is there and the one before it is over: the later of the two.",
     cases=[([1.0], [2.0]), ([1.0, 1.0], [1.0, 1.0]), ([2.0, 1.0], [1.0, 3.0]), ([1.0, 5.0], [1.0, 1.0]),
-           *(([_dice.uniform(0.1, 3) for _ in range(n)], [_dice.uniform(0.1, 3) for _ in range(n)]) for n in (3, 4, 6))],
+           *(tuple([_dice.uniform(0.1, 3) for _ in range(n)] for _ in range(2)) for n in (3, 4, 6))],
     mistakes={
         "That is taking turns: a micro-batch can be verified while the next is drafted.": lambda d, v: sum(d) + sum(v),
         "That is the ideal. It forgets that the first micro-batch cannot be verified before it is drafted.":
@@ -50,7 +50,7 @@ check_best_count = Exercise(
     "stages with a fixed share of 5 % need four.",
     cases=[(d, v, f, 9) for d, v, f in ((1.0, 1.0, 0.0), (1.0, 1.0, 0.05), (1.0, 1.0, 0.2), (1.0, 1.0, 1.0),
                                         (0.2, 1.0, 0.1), (0.5, 1.0, 0.02), (4.0, 1.0, 0.05))],
-    judge=lambda m, draft, verify, fixed, most: round_seconds(Stage(draft, fixed), Stage(verify, fixed), int(m), True),
+    judge=lambda m, draft, verify, fixed, _: round_seconds(Stage(draft, fixed), Stage(verify, fixed), int(m), True),
     whole=True, low=1, high=9, rtol=1e-6,
     mistakes={
         "With one micro-batch nothing overlaps.": lambda d, v, f, most: 1,

@@ -104,34 +104,33 @@ def microbatches(counts: Sequence[int], measured: Spread, sequential: float, mod
 
 
 @styled
-def heuristic(decisions: Sequence[Decision], fixed: Mapping[int, float], auto: float) -> Figure:
-    """Left: what the heuristic measured at each count, and its choice. Right: its goodput beside every fixed count's.
+def heuristic(climb: Sequence[Decision], source: str, fixed: Mapping[int, float], auto: float) -> Figure:
+    """Left: a climb, what the heuristic measured at each count and the one that it chose, modelled by ``source``. Right:
+    its goodput on this machine beside every fixed count's, ``fixed`` and ``auto``, relative to the best of these.
 
-    ``decisions`` of one climb, the last of them the choice; ``fixed`` and ``auto`` are relative to the best fixed
-    count.
+    ``climb``: decisions, the last of them the choice. Raises ValueError if there are none.
     """
-    if not decisions:
-        raise ValueError("heuristic: needs at least one decision")
+    if not climb or not climb[-1].throughput:
+        raise ValueError("heuristic: needs a decision, and what was measured before it")
     figure, (left, right) = canvas(3.4, 1, 2, width_ratios=[1.2, 1])
-    last = decisions[-1]
-    counts, rates = list(last.throughput), list(last.throughput.values())
+    last = climb[-1]
+    counts, rates = zip(*sorted(last.throughput.items()))
     left.plot(counts, rates, "-o", color=BLUE)
-    if last.count in last.throughput:
-        left.plot([last.count], [last.throughput[last.count]], "o", markersize=15, markerfacecolor="none",
-                  markeredgecolor=GREEN, markeredgewidth=2.5)
-    left.set(xlabel="micro-batches", ylabel="verified requests per second", ylim=(0, max(rates, default=1) * 1.25))
+    left.plot([last.count], [last.throughput[last.count]], "o", markersize=15, markerfacecolor="none",
+              markeredgecolor=GREEN, markeredgewidth=2.5)
+    for count, rate in zip(counts, rates):
+        left.annotate(f"{rate:,.0f}", (count, rate), (10, -14), textcoords="offset points", size=9.5)
+    left.set(xlabel=f"micro-batches ({source})", ylabel="verified requests per second", ylim=(0, max(rates) * 1.25),
+             xlim=(min(counts) - 0.4, max(counts) + 0.6))
     left.set_xticks(counts)
-    left.set_title(f"The climb ({last.why}): {last.count} chosen" if rates else "The climb")
-    if not rates:
-        left.text(0.5, 0.5, "the runs were too short for a trial to end", transform=left.transAxes, ha="center",
-                  color=GREY)
-    names = [*map(str, fixed), "heuristic"]
-    values = [*fixed.values(), auto]
+    left.set_title(f"Where it pays it climbs: {last.count} chosen, {last.throughput[last.count] / rates[0]:.2f}× of one")
+    best = max(fixed, key=fixed.get)
+    names, values = [*map(str, fixed), "heuristic"], [*fixed.values(), auto]
     right.barh(np.arange(len(names))[::-1], values, 0.62, color=[tint(BLUE, 0.45)] * len(fixed) + [tint(GREEN, 0.9)])
     for y, value in zip(range(len(names))[::-1], values):
         right.text(value + 0.015, y, f"{value:.2f}", va="center", fontsize=10)
     right.set_yticks(np.arange(len(names))[::-1], names)
-    right.set(xlabel="goodput / best fixed count", ylabel="micro-batches", xlim=(0, max(values) * 1.16))
+    right.set(xlabel="goodput / best fixed count (measured here)", ylabel="micro-batches", xlim=(0, max(values) * 1.16))
     right.grid(axis="y", visible=False)
-    right.set_title("Against fixed counts")
+    right.set_title(f"Here {best} is the best")
     return figure

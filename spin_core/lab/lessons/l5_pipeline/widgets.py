@@ -21,9 +21,9 @@ def overlap(draft: float = 20.0, verify: float = 40.0, fixed: float = 0.3, count
         return FloatSlider(value, min=step if most > 1 else 0, max=most, step=step, description=name,
                            continuous_update=False)
 
-    d, v = slider("draft, ms", draft, 100, 1), slider("verify, ms", verify, 100, 1)
-    f = slider("fixed share", fixed, 1, 0.05)
-    m = IntSlider(count, 1, 9, description="groups", continuous_update=False)
+    d, v = slider("drafting, ms", draft, 100, 1), slider("verifying, ms", verify, 100, 1)
+    f = slider("fixed share of a pass", fixed, 1, 0.05)
+    m = IntSlider(count, 1, 9, description="micro-batches", continuous_update=False)
 
     def draw() -> Figure:
         def schedule(groups: int, beside: bool):
@@ -34,7 +34,10 @@ def overlap(draft: float = 20.0, verify: float = 40.0, fixed: float = 0.3, count
                             f"pipeline, {m.value} micro-batches": schedule(m.value, True)},
                            title=f"{ROUNDS} rounds, simulated")
 
-    return Panel([d, v, f, m], draw)
+    return Panel([d, v, f, m], draw, task="From which fixed share on is the pipeline slower than taking turns? Which stage "
+                 "should be made faster, and when does that stop helping?", presets={
+                     "nothing fixed": {f.description: 0.0, m.description: 4}, "all fixed": {f.description: 1.0},
+                     "equal stages": {d.description: 40.0, v.description: 40.0}})
 
 
 def replay(engine: Engine) -> Panel:
@@ -44,7 +47,7 @@ def replay(engine: Engine) -> Panel:
     """
     again = Button(description="replay my last run")
     width = FloatSlider(400, min=20, max=4000, step=20, description="window, ms", continuous_update=False)
-    where = FloatSlider(0.5, min=0, max=1, step=0.01, description="where", continuous_update=False)
+    where = FloatSlider(0.5, min=0, max=1, step=0.01, description="where in the run", continuous_update=False)
     read = {"schedule": schedule_of(last_run(engine.trace.events))}
 
     def draw() -> Figure:
@@ -54,7 +57,7 @@ def replay(engine: Engine) -> Panel:
         window = whole.between(begin, begin + length)
         return plots.gantt({f"{begin - whole.start:.2f} s after the first draft": window}, title="A run of this engine")
 
-    panel = Panel([again, where, width], draw)
+    panel = Panel([again, where, width], draw, task="Find a bubble of drafting: what does the drafter wait for?")
 
     def reread(_button) -> None:
         read["schedule"] = schedule_of(last_run(engine.trace.events))

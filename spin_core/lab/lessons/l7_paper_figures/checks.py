@@ -12,8 +12,8 @@ def least_seconds(parameters, bytes_per_value, bandwidth):
 
 check_floor = Exercise(
     least_seconds, "Every weight crosses the bus once, however many rows there are. Compare with the published times.",
-    cases=[(model.read, 2, card.bandwidth) for model in (*TARGETS.values(), DRAFTERS["68M"]) for card in HARDWARE.values()]
-    + [(1e9, 4, 1e12)],
+    cases=[(1e9, 4, 1e12), *((model.read, 2, card.bandwidth) for model in (*TARGETS.values(), DRAFTERS["68M"])
+                             for card in HARDWARE.values())],
     rtol=0.01, atol=0, low=0,
     mistakes={
         "A weight has bytes_per_value bytes.": lambda n, size, bandwidth: n / bandwidth,
@@ -21,7 +21,8 @@ check_floor = Exercise(
         "That is passes per second: seconds are bytes over bytes per second.":
             lambda n, size, bandwidth: bandwidth / (n * size),
         "In seconds, not in milliseconds.": lambda n, size, bandwidth: 1000 * n * size / bandwidth,
-        "A weight is read once; the 2 in 2 N n counts the arithmetic.": lambda n, size, bandwidth: 2 * n * size / bandwidth})
+        "A weight is read once; the 2 in 2 N n counts the arithmetic.":
+            lambda n, size, bandwidth: 2 * n * size / bandwidth})
 
 
 def ridge(arithmetic, stream, bytes_per_value):

@@ -19,6 +19,8 @@ HEURISTIC = (("Alpaca", "68M", 8), ("Alpaca", "1.4B", 8), ("Alpaca", "1.4B", 32)
 """Data set, drafter and batch: some gain nothing from micro-batches, some do."""
 
 LADDER = ("plain", *paper.RUNGS)
+BESIDE = ("plain", "best fixed drafter", *paper.RUNGS)
+"""The same with the best fixed drafter in hindsight."""
 LADDER_NAMES = {names.PLAIN: "plain", names.FIXED: "best fixed drafter", names.SPIN: "+ pipeline",
                 names.WHOLE: "+ pipeline", **{name: name.removeprefix("ours, ") for name in names.RUNGS}}
 """What the benchmarks call the systems -> what the lesson does."""
@@ -121,10 +123,10 @@ class Recorded:
                  for workload, rates in self.rates.items()}
         return {workload: rates for workload, rates in found.items() if rates}
 
-    def over(self, base: str) -> dict[str, float]:
-        """Goodput of every rung over that of ``base``; nothing where ``base`` was not measured."""
+    def over(self, base: str, rungs: Sequence[str] = LADDER) -> dict[str, float]:
+        """Goodput of every one of ``rungs`` over that of ``base``; nothing where ``base`` was not measured."""
         rates = self.rates[self.workload]
-        return {rung: rates[rung] / rates[base] for rung in LADDER if rung in rates} if base in rates else {}
+        return {rung: rates[rung] / rates[base] for rung in rungs if rung in rates} if base in rates else {}
 
 
 def recorded(directory: str | Path | None = None) -> list[Recorded]:

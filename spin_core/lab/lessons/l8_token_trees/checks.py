@@ -23,7 +23,8 @@ check_sees = Exercise(
     mistakes={
         "A node sees itself as well.": lambda parents: sees(parents) & ~np.eye(len(parents), dtype=bool),
         "A node sees all its ancestors, not only its parent.":
-            lambda parents: np.array([[j in (i, parent) for j in range(len(parents))] for i, parent in enumerate(parents)]),
+            lambda parents: np.array([[j in (i, parent) for j in range(len(parents))]
+                                      for i, parent in enumerate(parents)]),
         "That is a chain's mask: a node must not see its siblings.":
             lambda parents: np.tri(len(parents), dtype=bool),
         "Rows are the nodes that look, columns the nodes that they see.": lambda parents: sees(parents).T})

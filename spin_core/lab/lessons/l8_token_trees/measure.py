@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import torch
 
@@ -152,3 +153,21 @@ def match_rates(found: Sequence[int], most: int = 5) -> list[float]:
 def acceptance_by_rank(found: Sequence[int], most: int = 8) -> list[float]:
     """Share of tokens that are the drafter's first, second, ...: greedy acceptance of the child of that rank."""
     return [found.count(rank) / len(found) for rank in range(most)]
+
+
+def stored_tables(directory: str | Path | None = None) -> tuple[dict, dict, dict, dict]:
+    """What ``bench trees`` measured: ``match[way][drafter]``, ``tau[way][width]``, ``cost[batch][width]`` in milliseconds
+    per token, as the figures take them, and their provenance. Empty where there is none."""
+    match: dict = {}
+    tau_by_width: dict = {}
+    cost: dict = {}
+    found = max(stored("trees", directory=directory), key=lambda one: one.origin.get("date") or "", default=None)
+    for row in found.rows if found else ():
+        if row["part"].startswith("1:"):
+            match.setdefault(row["law"], {}).setdefault(row["drafter"], []).append(row["measured"])
+        elif row["part"].startswith("2:"):
+            tau_by_width.setdefault(row["law"], {})[row["at"]] = row["measured"]
+        elif row["part"].startswith("map:"):
+            batch, width = (int(part.split()[1]) for part in row["at"].split(", "))
+            cost.setdefault(batch, {})[width] = row["measured"]
+    return match, tau_by_width, cost, found.origin if found else {}

@@ -139,7 +139,8 @@ def trials(found: Sequence[Trial], shown: int | None = None, title: str = "") ->
 
 
 @styled
-def width(nodes: Sequence[int], expected: Mapping[str, Mapping[str, Sequence[float]]], points: Mapping[int, float]) -> Figure:
+def width(nodes: Sequence[int], expected: Mapping[str, Mapping[str, Sequence[float]]],
+          points: Mapping[int, float]) -> Figure:
     """Tokens per verification by the number of nodes: a panel for each of ``expected``, a line for each way in it.
     ``points``: measured ones of the last panel's best tree."""
     figure = Figure(figsize=(WIDTH, 3.8), layout="constrained")
@@ -148,8 +149,8 @@ def width(nodes: Sequence[int], expected: Mapping[str, Mapping[str, Sequence[flo
         for (way, tokens), (colour, marker) in zip(ways.items(), ((GREY, "o"), (GREEN, "s"))):
             axes.plot(nodes, tokens, color=colour, marker=marker, markersize=4, label=way)
         gain = max(ways["best tree"]) / max(ways["chain"])
-        axes.set(title=f"{name.replace(': ', chr(10), 1)}\nthe best tree: {gain:.2f} times a chain", xlabel="drafted nodes",
-                 ylim=(1, None))
+        axes.set(title=f"{name.replace(': ', chr(10), 1)}\nthe best tree: {gain:.2f} times a chain",
+                 xlabel="drafted nodes", ylim=(1, None))
     row[-1].plot(list(points), list(points.values()), "*", color=BLUE, markersize=13, label="measured")
     row[-1].legend(loc="upper left")
     row[0].set_ylabel("tokens per verification")
@@ -158,24 +159,37 @@ def width(nodes: Sequence[int], expected: Mapping[str, Mapping[str, Sequence[flo
 
 @styled
 def tables(match: Mapping[str, Mapping[str, Sequence[float]]], tau: Mapping[str, Mapping[int, float]],
-           published_match: Mapping[str, Sequence[float]], published_tau: Mapping[str, Mapping[int, float]]) -> Figure:
+           published_match: Mapping[str, Sequence[float]], published_tau: Mapping[str, Mapping[int, float]],
+           here: tuple[Mapping, Mapping] | None = None) -> Figure:
     """SpecInfer's first two tables. ``match[way][drafter]``, ways being "greedy" and "sampled": share of the target's
-    tokens among the drafter's first 1, 2, ...; ``tau[way][width]``: tokens per verification. Published ones are dashed."""
-    figure = Figure(figsize=(WIDTH, 6.2), layout="constrained")
+    tokens among the drafter's first 1, 2, ...; ``tau[way][width]``: tokens per verification. Published ones are dashed.
+    ``here``: both of the reader's own run, as hollow marks."""
+    figure = Figure(figsize=(WIDTH, 5.6), layout="constrained")
     for column, (way, axes) in enumerate(zip(match, figure.subplots(2, 2, sharey="row").T)):
         above, below = axes
         for i, (name, rates) in enumerate(match[way].items()):
             colour, marker = SERIES[i % len(SERIES)]
             above.plot(range(1, len(rates) + 1), rates, color=colour, marker=marker, label=f"{name}, measured")
+            if here and name in here[0].get(way, {}):
+                above.plot(range(1, len(rates) + 1), here[0][way][name], color=colour, marker=marker,
+                           markerfacecolor="white", linestyle="none")
         _published(above, range(1, len(published_match[way]) + 1), published_match[way])
-        above.set(title=f"Among the drafter's first k, {way}", xlabel="k", xticks=range(1, 6), ylim=(0, 1.02))
-        below.plot(list(tau[way]), list(tau[way].values()), color=SERIES[0][0], marker="o", label="measured")
+        best = max(match[way].values(), key=lambda rates: rates[-1])
+        above.set(title=f"{way}: the first is right {best[0]:.0%}, one of {len(best)} {best[-1]:.0%}", xlabel="k",
+                  xticks=range(1, 6), ylim=(0, 1.02))
+        widths = sorted(tau[way])
+        below.plot(widths, [tau[way][w] for w in widths], color=SERIES[0][0], marker="o", label="measured")
+        if here and way in here[1]:
+            below.plot(list(here[1][way]), list(here[1][way].values()), color=SERIES[0][0], marker="o", linestyle="none",
+                       markerfacecolor="white", label="this run")
         _published(below, list(published_tau[way]), list(published_tau[way].values()))
-        below.set(title=f"Tokens per verification, {way}", xlabel="children at the third level", xticks=list(tau[way]))
+        gain = tau[way][widths[-1]] / tau[way][widths[0]]
+        below.set(title=f"{way}: {widths[-1]} children bring {gain:.2f}× the tokens of {widths[0]}",
+                  xlabel="children at the third level", xticks=widths)
         below.set_ylim(bottom=1)
         if column == 0:
-            above.set_ylabel("share of tokens")
-            below.set_ylabel("tokens")
+            above.set_ylabel("token among the first k")
+            below.set_ylabel("tokens per verification")
             for one in axes:
                 one.legend(loc="lower right", fontsize=8.5)
     return figure
@@ -192,7 +206,7 @@ def latency(cost: Mapping[int, Mapping[int, float]]) -> Figure:
     numbers are relative to width 1."""
     batches, widths = list(cost), list(next(iter(cost.values())))
     relative = np.array([[cost[b][w] / cost[b][widths[0]] for w in widths] for b in batches])
-    figure = Figure(figsize=(WIDTH * 0.7, 1.5 + 0.5 * len(batches)), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 1.5 + 0.5 * len(batches)), layout="constrained")
     axes = figure.subplots()
     spread = max(0.05, float(np.abs(relative - 1).max()))
     for i, b in enumerate(batches):
@@ -207,8 +221,14 @@ def latency(cost: Mapping[int, Mapping[int, float]]) -> Figure:
                       zorder=4)
     axes.set(xlim=(-0.6, len(widths) - 0.4), ylim=(len(batches) - 0.4, -0.6), xticks=range(len(widths)),
              yticks=range(len(batches)), xlabel="children at the third level", ylabel="requests served at once",
-             title="Time per token, relative to width 1 (framed: the fastest)")
+             title=_widest(relative, batches, widths))
     axes.set_xticklabels([str(w) for w in widths])
     axes.set_yticklabels([str(b) for b in batches])
     axes.grid(False)
     return figure
+
+
+def _widest(relative: np.ndarray, batches: Sequence[int], widths: Sequence[int]) -> str:
+    """What the widest tree costs per token at the smallest and at the largest batch, in a sentence."""
+    return (f"{widths[-1]} children: a token takes {relative[0, -1]:.2f}× as long as with {widths[0]} at batch {batches[0]}, "
+            f"{relative[-1, -1]:.2f}× at {batches[-1]} (framed: the fastest)")

@@ -29,7 +29,6 @@ def editor(engine: Engine, prompts: Mapping[str, str], drafters: Sequence[Sequen
     number = IntSlider(2, 1, 2, description="step", continuous_update=False)
     said = HTML()
     answered: dict[tuple, list[TreeStep]] = {}
-    last: list[Figure] = []
 
     def steps() -> list[TreeStep]:
         setting = prompt.value, tuple(choice.value), shape.value.replace(" ", ""), heat.value
@@ -42,18 +41,18 @@ def editor(engine: Engine, prompts: Mapping[str, str], drafters: Sequence[Sequen
     def draw() -> Figure:
         try:
             found = steps()
-        except (ValueError, RuntimeError) as error:
-            said.value = f"<span style='color:#D55E00'>{error}</span>"
-            return last[-1] if last else Figure(figsize=(4, 1))
+        except RuntimeError as error:
+            raise ValueError(str(error)) from error
         number.max = max(1, len(found))
         tokens = sum(len(s.path) + (s.own is not None) for s in found)
         said.value = f"{tokens / len(found):.2f} tokens per verification in this answer"
         at = min(number.value, len(found))
-        last[:] = [plots.tree(found[at - 1], choice.value, f"Step {at} of {len(found)}, "
-                              f"{f'temperature {heat.value:g}' if heat.value else 'greedy'}: ")]
-        return last[-1]
+        return plots.tree(found[at - 1], choice.value, f"Step {at} of {len(found)}, "
+                          f"{f'temperature {heat.value:g}' if heat.value else 'greedy'}: ")
 
-    return Panel([prompt, choice, shape, heat, number, said], draw)
+    return Panel([prompt, choice, shape, heat, number, said], draw, task="Find a step whose path leaves the first branch. "
+                 "Then a wide tree: does it bring more tokens per verification than a deep one of as many nodes?",
+                 presets={"a chain": {"shape": "1,1,1"}, "wide": {"shape": "4,1"}, "deep": {"shape": "1,1,1,1,1,1,1,1"}})
 
 
 def stepper() -> Panel:
@@ -67,4 +66,4 @@ def stepper() -> Panel:
         way = drawing.value.replace("_", " ")
         return plots.trials(walk(drawing.value, seed.value), shown.value, f"Children drawn: {way} (seed {seed.value})")
 
-    return Panel([drawing, seed, shown], draw)
+    return Panel([drawing, seed, shown], draw, task="Find a seed whose third child is accepted. What is left of p then?")

@@ -18,7 +18,8 @@ check_crossing = Exercise(
     rtol=0.001, atol=1, low=0,
     mistakes={
         "Every request of the batch has a cache of its own.": lambda w, each, batch: w / each,
-        "The weights are read once for the whole batch; the caches are not shared.": lambda w, each, batch: batch * w / each,
+        "The weights are read once for the whole batch; the caches are not shared.":
+            lambda w, each, batch: batch * w / each,
         "That is the reciprocal.": lambda w, each, batch: batch * each / w})
 
 
