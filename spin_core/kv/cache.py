@@ -10,9 +10,8 @@ class SlotCache:
     """Keys and values of ``slots`` requests, each with room for ``max_len`` tokens.
 
     ``k[layer]`` and ``v[layer]`` are ``[slots, kv_heads, max_len, head_dim]``; where layers differ, ``shapes`` gives
-    each one's kv heads, width of a key and width of a value. ``lengths[slot]`` says how many
-    leading entries hold the request's committed tokens; what lies beyond is stale. Stale entries are never read,
-    so rolling back costs nothing: no copy, no zeroing (a zeroed key would still add e^0 to a softmax).
+    each one's kv heads, width of a key and width of a value. ``lengths[slot]`` leading entries hold the request's
+    committed tokens; what lies beyond is stale and never read, so rolling back costs nothing.
 
     ``windows[layer]``: how many of the latest tokens a layer's token sees at most, None for all. Such a layer is a ring
     of window + ``ahead`` entries, if these are fewer than ``max_len``: token i is in entry i modulo their number. So at

@@ -18,7 +18,8 @@ from spin_core.kv.cache import SlotCache
 from spin_core.kv.ring import RingAttention, RingCache, Window
 from spin_core.runtime.attention import Ragged, attach, serving
 from spin_core.runtime.block import fuse_layers
-from spin_core.runtime.check import LENGTH, TOLERANCE, WIDTH, Contradiction, difference, own_logits, refuse_forgetful, refuse_parts
+from spin_core.runtime.check import (LENGTH, TOLERANCE, WIDTH, Contradiction, difference, own_logits, refuse_forgetful,
+                                     refuse_parts)
 from spin_core.runtime.layers import refuse_positions, survey
 from spin_core.runtime.library import LibraryPasses
 from spin_core.runtime.linear import pack_linears

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from spin_core.select.explain import Explanation
+from spin_core.select.explain import Explanation, explained
 from spin_core.select.matching import match
 
 NONE = "none"       # no speculation: an arm that always has room, so that every request is always served
@@ -182,20 +182,7 @@ class Selector(ABC):
         Called right after ``assign`` it shows the beliefs by which the policy chose; after ``observe``, those that it
         has by then. :func:`spin_core.select.explain.watch` keeps one per step, with what the step earned.
         """
-        if self._assigned is None:
-            return None
-        views, room, weights, arms, gammas = self._assigned
-        estimate, count = self.beliefs(views)
-        found = np.ones(weights.shape, bool)
-        ready, current = found.copy(), np.full(len(views), -1)
-        for b, view in enumerate(views):
-            for table, empty in ((found, (n for n, tokens in view.found.items() if not tokens)),
-                                 (ready, (n for n, seconds in view.unread.items() if seconds > 0))):
-                table[b, [self.index[name] for name in empty if name in self.index]] = False
-            current[b] = self.index.get(view.current, -1)
-        return Explanation([v.request for v in views], list(self.arms), estimate, self.unit, count, ready, found,
-                           room.copy(), current, np.array(weights), arms.copy(), np.array(gammas), self.slot,
-                           *np.full((4, len(views)), np.nan))
+        return explained(self, *self._assigned) if self._assigned else None
 
     def beliefs(self, views: Sequence[RequestView]) -> tuple[ndarray, ndarray]:
         """For :meth:`explain`: what the policy expects of every request with every arm, in ``unit``, NaN where it has

@@ -74,6 +74,22 @@ def _why(estimate: ndarray, chosen: int, exploring: bool, best: bool) -> str:
     return "explores" if exploring else "for the batch"     # places are few, a draw, or drafters that share passes
 
 
+def explained(selector, views: Sequence, places: ndarray, weights: ndarray, arms: ndarray,
+              gammas: ndarray) -> Explanation:
+    """The explanation of an assignment: what :meth:`spin_core.select.base.Selector.explain` returns."""
+    estimate, count = selector.beliefs(views)
+    found = np.ones(weights.shape, bool)
+    ready, current = found.copy(), np.full(len(views), -1)
+    for b, view in enumerate(views):
+        for table, empty in ((found, (name for name, tokens in view.found.items() if not tokens)),
+                             (ready, (name for name, seconds in view.unread.items() if seconds > 0))):
+            table[b, [selector.index[name] for name in empty if name in selector.index]] = False
+        current[b] = selector.index.get(view.current, -1)
+    return Explanation([v.request for v in views], list(selector.arms), estimate, selector.unit, count, ready, found,
+                       places.copy(), current, np.array(weights), arms.copy(), np.array(gammas), selector.slot,
+                       *np.full((4, len(views)), np.nan))
+
+
 def watch(selector) -> list[Explanation]:
     """From now on keep an explanation of every step of ``selector``, in a simulation or in an engine: the list that is
     returned grows. What a step earned is filled in once it is observed, also where micro-batches overlap."""

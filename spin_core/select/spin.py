@@ -1,22 +1,23 @@
-"""SPIN's selection (arXiv 2503.15921): epochs of exploration and exploitation, and a matching.
+"""SPIN's selection (arXiv 2503.15921): the weights of epochs of exploration and exploitation.
 
-What the paper says (:mod:`spin_core.select.reference`): time comes in epochs; the first slots of an epoch pick
-drafters at random and record the tokens per second of each request with each drafter; the others exploit it, by a
-maximum-weight matching of requests to the drafters' places. Our choices, where we know of nothing said, are justified
-by a sweep (``bench select``):
+The policy gives weights; :meth:`spin_core.select.base.Selector.assign` matches requests to drafters by them. What the
+paper says (:mod:`spin_core.select.reference`): time comes in epochs; the first slots of an epoch pick drafters at
+random and record the tokens per second of each request with each drafter; the others exploit it, by a maximum-weight
+matching of requests to the drafters' places. Our choices, where we know of nothing said, are justified by a sweep
+(``bench select``):
 
 * a slot is a step of the server. Epoch j explores ``explore`` slots and exploits ``first * growth^j``: with growth
   above 1 the number of exploration slots grows as log T, and so may the regret;
 * an exploration slot takes drafters in random order, those that a request has tried least before the others. It is
   repeated until there are as many tries as drafters, which matters only if requests are few;
+* a request explores a drafter only where that may pay (:meth:`Spin._may_pay`), so more drafters cost little;
 * rates are those of the present batch: the part of a step that does not depend on the draft is counted at its present
   length (:class:`spin_core.select.ledger.Ledger`);
 * nothing is known in advance. A new request starts with the pooled estimate of all requests before it, as if it had
-  seen ``prior`` steps with each drafter, and moves away from it as it is served.
-
-One thing more exists in the engine only: a drafter that has not read a request's text yet is charged the seconds of
-reading it, spread over the tokens that may still come. If that is more than ``MAX_SWITCH_COST`` of plain decoding, as
-it is in a large batch on a CPU, only one request per slot explores the drafter, the one with the least to read.
+  seen ``prior`` steps with each drafter, and moves away from it as it is served;
+* a drafter that has not read a request's text yet is charged the seconds of reading it, spread over the tokens that
+  may still come. If that is more than ``MAX_SWITCH_COST`` of plain decoding, as it is in a large batch on a CPU, only
+  one request per slot explores the drafter, the one with the least to read.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ from spin_core.select.schedule import Epochs
 from spin_core.theory import speed_up
 
 MAX_SWITCH_COST = 0.05      # as a share of the seconds that plain decoding would take
+TRIES = 2                   # steps that it takes to find out whether a drafter is better than it seems
+FREE_TRIES = 3              # steps that a drafter gets in any case, over all requests
+P_BETTER = 0.3              # the probability that it is better by one standard deviation
 
 
 class Spin(Greedy):
@@ -51,8 +55,8 @@ class Spin(Greedy):
             raise ValueError(f"spin: prior must not be negative and memory positive; got {prior} and {memory}")
         self.epochs, self.prior, self.keep = Epochs(explore, first, growth), prior, np.exp(-1 / memory)
         self.shorten, self.drafters = shorten, len(self.arms) - 1
-        self.own_devices, self.step = own_devices, AffineCost()
-        self.passes = [AffineCost() for _ in self.arms]         # seconds of a drafter's passes in a step, by requests
+        self.own_devices, self.step_cost, self.goodput = own_devices, AffineCost(), 0.0
+        self.pass_costs = [AffineCost() for _ in self.arms]     # seconds of a drafter's passes in a step, by requests
         self.totals = np.zeros((5, len(self.arms)))     # pooled: steps, tokens, own seconds, tested, drafted
 
     @property
@@ -69,49 +73,71 @@ class Spin(Greedy):
         return self.totals * (self.prior / np.maximum(self.totals[0], 1))
 
     def weights(self, views: Sequence[RequestView]) -> ndarray:
+        """Called once per step: it also advances the epoch."""
         rates, price = self.rates(views), self._price(views)
         known = np.where(np.isinf(rates), 0, rates)
+        known /= 1 + known * price
         if self.own_devices and np.isfinite(rates[:, self.open]).all():
-            weights = self._together(views)
+            weights = self._together(views, price)
         else:
-            weights = untried_first(np.where(np.isinf(rates), rates, known / (1 + known * price)), self.rng)
+            weights = untried_first(np.where(np.isinf(rates), rates, known), self.rng)
         if self.epochs.tick(math.ceil(self.drafters / len(views))):
             steps = self.ledger.steps[self.ledger.rows(v.request for v in views)]
             drawn = drawn_first(weights, steps, self.none, self.rng)
-            return np.where(self._affordable(price, self.ledger.common_rate(len(views))), drawn, weights)
+            second = self.goodput or self.ledger.common_rate(len(views))       # what a second is worth, in tokens
+            return np.where(self._affordable(price, second) & self._may_pay(views, known), drawn, weights)
         return weights
 
-    def _together(self, views: Sequence[RequestView]) -> ndarray:
-        """Expected tokens of a step ``[B, arms]``, with the drafters that the batch had better do without below.
+    def _may_pay(self, views: Sequence[RequestView], rates: ndarray) -> ndarray:
+        """Where exploring may bring more than it costs, bool ``[B, arms]``; ``rates [B, arms]``: tokens per second.
+
+        ``TRIES`` steps cost what the drafter is slower than the best one. What they bring is a faster drafter for the
+        tokens that may still come, if the drafter is one standard deviation better than it seems. The accepted tokens
+        of a request and of a drafter are known up to a share of 1 / sqrt(number of accepted tokens), requests by half
+        at first.
+        """
+        rows = self.ledger.rows(v.request for v in views)
+        accepted, (steps, tokens) = (self.ledger.tokens - self.ledger.steps)[rows], self.totals[:2]
+        mean = tokens / np.maximum(steps, 1e-9)         # of a step; at first as if one more had brought two
+        more = (tokens + 2) / (steps + 1) - 1
+        better = (1 + more * (1 + np.sqrt(1 / (4 + accepted) + 1 / (1 + tokens - steps)))) / np.maximum(mean, 1)
+        best = np.maximum(rates[:, self.open].max(1, keepdims=True), 1e-9)
+        left = np.array([[v.max_gamma + 1] for v in views])
+        return (steps < FREE_TRIES) | (P_BETTER * (rates * better / best - 1) * left > TRIES * mean * (1 - rates / best))
+
+    def _together(self, views: Sequence[RequestView], price: ndarray) -> ndarray:
+        """Expected tokens of a step ``[B, arms]``; drafters that would slow the whole batch are below all others.
 
         If each request took the drafter with the most tokens per second *of its own share*, a drafter shared by many
         would look cheap and every other expensive, though an idle device costs nothing. What counts is tokens of the
         batch over seconds of the step, which its slowest drafter determines. So the drafters are sorted by the seconds
         of their passes, and every limit is tried: requests take the drafter with the most tokens among those within
-        the limit, and the limit with the most tokens per second wins.
+        the limit, and the limit with the most tokens per second wins. Reading a text keeps the batch waiting as well: it
+        takes ``price [B, arms]`` seconds for each token still to come.
         """
         rows = self.ledger.rows(v.request for v in views)
         steps, tokens = self._prior()[:2]
         expected = (self.ledger.tokens[rows] + tokens) / np.maximum(self.ledger.steps[rows] + steps, 1e-9)
         expected[:, self.none] = 1.0
-        seconds = np.array([cost(len(views)) for cost in self.passes])
+        expected /= 1 + self.goodput * price
+        seconds = np.array([cost(len(views)) for cost in self.pass_costs])
         best, chosen = -1.0, seconds <= 0
         for limit in np.unique(seconds[self.open]):
             allowed = self.open & (seconds <= limit)
             tokens = np.where(allowed, expected, 0)
             taken = np.bincount(tokens.argmax(1), minlength=len(self.arms))
-            slowest = max(cost(n) for cost, n in zip(self.passes, taken.tolist()) if n)
+            slowest = max(cost(n) for cost, n in zip(self.pass_costs, taken.tolist()) if n)
             drafted = taken @ self.gamma
-            rate = tokens.max(1).sum() / max(slowest + self.step(len(views) + drafted), 1e-12)
+            rate = tokens.max(1).sum() / max(slowest + self.step_cost(len(views) + drafted), 1e-12)
             if rate > best:
                 best, chosen = rate, allowed
+        self.goodput = best
         return expected - np.where(chosen, 0, np.ptp(expected) + 1)
 
-    def _affordable(self, price: ndarray, plain: float) -> ndarray:
-        """Which requests may explore which drafters, bool ``[B, arms]``, at a ``price [B, arms]`` of reading, if plain
-        decoding brings ``plain`` tokens per second. An expensive drafter gets one request, the one with the least to
-        read."""
-        may = price <= MAX_SWITCH_COST / plain
+    def _affordable(self, price: ndarray, worth: float) -> ndarray:
+        """Which requests may explore which drafters, bool ``[B, arms]``, at a ``price [B, arms]`` of reading, if a
+        second is worth so many tokens. An expensive drafter gets one request, the one with the least to read."""
+        may = price <= MAX_SWITCH_COST / worth
         expensive, price = np.flatnonzero(~may.all(0)), price.copy()
         for arm in self.rng.permutation(expensive) if len(expensive) else ():
             row = price[:, arm].argmin()
@@ -148,10 +174,10 @@ class Spin(Greedy):
         self.totals *= self.keep ** np.bincount(arms, minlength=len(self.arms))
         drafted = [o.drafted for o in outcomes]
         if self.own_devices:
-            self.step.learn(outcomes[0].rows, outcomes[0].target_seconds)
+            self.step_cost.learn(outcomes[0].rows, outcomes[0].target_seconds)
             seconds = np.bincount(arms, [o.draft_seconds for o in outcomes], len(self.arms))
             for arm, count in enumerate(np.bincount(arms, minlength=len(self.arms)).tolist()):
-                self.passes[arm].learn(count, seconds[arm])
+                self.pass_costs[arm].learn(count, seconds[arm])
         np.add.at(self.totals.T, arms, np.stack([np.ones(len(arms)), tokens, own, tested, drafted], 1))
 
     def describe(self) -> str:

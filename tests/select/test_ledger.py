@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from spin_core.select import NONE, Outcome, RequestView, make
+from spin_core.select import NONE, Outcome, RequestView, make, spin
 from spin_core.select.costs import AffineCost, shares
 from spin_core.select.ledger import Ledger
 from spin_core.theory import speed_up
@@ -111,7 +113,8 @@ def test_a_drafter_whose_reading_would_not_be_repaid_is_not_chosen(left, chosen)
 
 
 @pytest.mark.parametrize("lengths", [range(6), [3] * 6], ids=["texts of all lengths", "texts of one length"])
-def test_a_drafter_that_would_read_for_long_is_explored_by_one_request_only(lengths):
+def test_a_drafter_that_would_read_for_long_is_explored_by_one_request_only(lengths, monkeypatch):
+    monkeypatch.setattr(spin, "FREE_TRIES", 1000)
     selector = make("spin", ["a", "b"], first=1, growth=1.0, gamma=1, prior=1000.0)
     seats = [RequestView(r, 9, 20, 99) for r in range(6)]
     before = served(selector, seats, {"a": 1, "b": 1, "none": 1}, 9)                # nobody is worth it
@@ -122,6 +125,23 @@ def test_a_drafter_that_would_read_for_long_is_explored_by_one_request_only(leng
         assert len(tried) == sum(c.drafter != "none" for c in choices.values())
         assert set(tried) == (set() if (step + explored) % 2 else {"a", "b"})       # an epoch: one slot each
         assert sorted(lengths[r] for r in tried.values()) in ([], sorted(lengths)[:2])
+
+
+def test_drafters_that_cannot_pay_are_dropped_after_a_few_tries():
+    """Seven take three passes of the target for a token that is right now and then; one is about as fast as none."""
+    slow, level = [f"slow-{i}" for i in range(7)], "level"
+    selector, served_by = make("spin", [*slow, level], first=8, growth=1.0, gamma=1), Counter()
+    for step in range(600):
+        request = step // 40
+        chosen = selector.assign([RequestView(request, step % 40, 20 + step % 40, 39 - step % 40)])[request]
+        served_by[chosen.drafter] += 1
+        right, drafting = int(step % 3 == 0), {"none": 0, level: .02}.get(chosen.drafter, .15)
+        right *= chosen.gamma
+        selector.observe([Outcome(request, chosen.drafter, chosen.gamma, right, 1 + right, drafting, .05,
+                                  1 + chosen.gamma, .05, .05)])
+        if step % 40 == 39:
+            selector.finish(request)
+    assert all(1 <= served_by[name] <= 8 for name in slow) and served_by[level] > 20
 
 
 def test_passes_that_others_slowed_down_are_not_learned():

@@ -20,8 +20,8 @@ from spin_core import provenance
 from spin_core.files import save_json
 
 NAMES = ("peers", "products", "passes", "equality", "load", "distributed", "verify", "verify-attention", "drafters",
-         "select", "select-live", "simulate", "pipeline", "trees", "hypotheses", "spire", "boost", "families", "race",
-         "gpu")
+         "select", "select-live", "select-paper", "simulate", "pipeline", "trees", "hypotheses", "spire", "boost",
+         "families", "race", "gpu")
 
 _COMPARE = {">=": operator.ge, "<=": operator.le}
 

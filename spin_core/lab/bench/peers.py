@@ -30,7 +30,8 @@ from spin_core.lab.bench import contenders as how, elsewhere
 from spin_core.lab.bench.answers import is_lookup
 from spin_core.lab.bench.names import (ASSISTED, BASELINE, CONTINUOUS, FIXED, FLASHSPEC, MORE, PACKED, PLAIN, RUNGS,
                                        SPIN)
-from spin_core.lab.bench.rounds import Contender, Tokens, drafters_used, in_turns, of_trace, ratio, same_text, serve
+from spin_core.lab.bench.rounds import (Contender, Tokens, drafters_used, in_turns, interval, of_trace, ratio, ratios,
+                                        same_text, serve)
 from spin_core.lab.results.stored import stored
 from spin_core.lab.simulate.oracle import Planned, oracle_request, oracle_steps
 from spin_core.lab.simulate.recording import MAX_GAMMA, Recording
@@ -61,6 +62,9 @@ def add_arguments(parser) -> None:
     parser.add_argument("--peer", type=elsewhere.peer, nargs="+", default=[], metavar="NAME=PYTHON",
                         help="peers in environments of their own: vllm=PYTHON, llama.cpp=PYTHON")
     parser.add_argument("--budget-seconds", type=float, default=400.0, help="for all cases together (default 400)")
+    parser.add_argument("--plain", action="store_true",
+                        help="only our plain decoding and SPIN: the gain by batch, such as --batch 1 2 4 8 16 32")
+    parser.add_argument("--rounds", type=positive, default=1, help="rounds of a case at least (default 1)")
     parser.add_argument("--device", default="cpu")
 
 
@@ -106,16 +110,18 @@ def measure(args, whole: Report) -> None:
         here = field_of(family, batch, temperature, args)
         params = SamplingParams(temperature, max_new_tokens=args.max_new_tokens, seed=0)
         try:
-            compare(here, prompts, before, params, stop, whole.notes)
+            compare(here, prompts, before, params, stop, whole.notes, args.rounds)
         finally:
             whole.notes += elsewhere.close(here)
             if rounds := len({number for c in here for number, _ in c.cells}):
-                whole.rows += [{"batch": batch, "temperature": temperature} | row(c, here[0], temperature)
+                plain = next(c for c in here if c.name == PLAIN)
+                whole.rows += [{"batch": batch, "temperature": temperature} | row(c, here[0], plain, temperature)
                                for c in here if c.cells]
                 whole.bars += bars(here, batch, temperature)
                 whole.notes.append(f"{case(batch, temperature)}: {rounds} rounds of {sum(map(len, prompts.values()))} "
                                    f"prompts, at most {args.max_new_tokens} tokens each")
-    whole.rows += [{"batch": batch, "temperature": 0.0} | row for batch in args.batch for row in ceilings(batch)]
+    if not args.plain:
+        whole.rows += [{"batch": batch, "temperature": 0.0} | row for batch in args.batch for row in ceilings(batch)]
 
 
 def case(batch: int, temperature: float) -> str:
@@ -124,15 +130,15 @@ def case(batch: int, temperature: float) -> str:
 
 
 def compare(here: list[Contender], prompts: Mapping[str, Tokens], before: Tokens, params: SamplingParams, stop: float,
-         notes: list[str]) -> None:
-    """Let all contenders decode all ``prompts``, round by round, until time ``stop``. Engines with a selector serve
-    ``before`` first. A peer that raises is left out, and a note says why; any other error leaves whole rounds only."""
+            notes: list[str], least: int = 1) -> None:
+    """Let all contenders decode all ``prompts``, round by round, until time ``stop``, but in ``least`` rounds. Engines
+    with a selector serve ``before`` first. A peer that raises is left out, and a note says why; any other error leaves whole rounds only."""
     ours = [c for c in here if c.engine]
     for contender in ours:
         in_turns([contender.engine], before if contender.engine.selection else before[:1], params)
         contender.engine.trace.events.clear()
     number, took = 0, 0.0
-    while number == 0 or time.monotonic() + took < stop:
+    while number < least or time.monotonic() + took < stop:
         began = time.monotonic()
         try:
             for workload, texts in prompts.items():
@@ -162,10 +168,14 @@ def decode(here: list[Contender], workload: str, texts: Tokens, params: Sampling
     serve([c for c in here if c.engine], number, workload, texts, params, TURN)
 
 
-def row(contender: Contender, baseline: Contender, temperature: float) -> dict:
-    """A line of the table."""
+def row(contender: Contender, baseline: Contender, plain: Contender, temperature: float) -> dict:
+    """A line of the table. ``over_plain``: over our plain decoding, with the 95 % interval over the rounds."""
+    low, high = interval(ratios(contender, plain))
     out = {"contender": contender.name, "drafter": contender.drafter, "gamma": contender.gamma,
-           "tokens_per_s": contender.rate(), "vs_generate": ratio(contender, baseline)}
+           "tokens_per_s": contender.rate()}
+    if baseline.name == BASELINE:
+        out["vs_generate"] = ratio(contender, baseline)
+    out |= {"over_plain": ratio(contender, plain), "over_plain_low": low, "over_plain_high": high}
     out |= {workload: contender.rate([c for c in contender.cells if c[1] == workload])
             for workload in dict.fromkeys(w for _, w in contender.cells)}
     if temperature == 0:
@@ -182,15 +192,15 @@ def bars(here: list[Contender], batch: int, temperature: float) -> list[Bar]:
     of = {c.name: c for c in here}
     spin, where = of[SPIN], case(batch, temperature)
     singles = [c for c in here if c.name == FIXED and c.cells]
-    best = max(singles, key=lambda c: c.rate())
-    out = [Bar(f"SPIN over our plain decoding, {where}", ratio(spin, of[PLAIN]), ">= 0.97")]
-    if temperature:
+    out = [Bar(f"SPIN over our plain decoding, {where}", ratio(spin, of[PLAIN]), ">= 0.98")]
+    if MORE in of:
+        out.append(Bar(f"SPIN with more arms over SPIN, {where}", ratio(of[MORE], spin), ">= 0.98"))
+    if temperature or BASELINE not in of:
         return out
+    best = max(singles, key=lambda c: c.rate())
     out.append(Bar(f"SPIN over {BASELINE}, {where}", ratio(spin, of[BASELINE]), f">= {1.6 if batch == 1 else 1.3}"))
     out.append(Bar(f"SPIN over the best fixed drafter ({best.drafter}, gamma {best.gamma}), {where}", ratio(spin, best),
                    ">= 0.97"))
-    if MORE in of:
-        out.append(Bar(f"SPIN with more arms over SPIN, {where}", ratio(of[MORE], spin), ">= 0.97"))
     for peer in (CONTINUOUS, ASSISTED):
         if peer in of:
             out.append(Bar(f"SPIN over {peer}, {where}", ratio(spin, of[peer]), ">= 1.0"))
@@ -205,13 +215,40 @@ def bars(here: list[Contender], batch: int, temperature: float) -> list[Bar]:
 
 def field_of(family, batch: int, temperature: float, args) -> list[Contender]:
     """The contenders of one case; at temperature 1 those that matter most."""
-    distribution = args.max_new_tokens, temperature
     greedy = temperature == 0
+    name = args.assistant or next((n for n, d in family.drafters.items() if usable(d)), None)
+    out = [] if args.plain else others(family, name, batch, temperature, args)
+
+    def mine(title: str, *drafter, **options) -> None:
+        engine = Engine(family, *drafter, max_batch=batch, **options)
+        out.append(Contender(title, None, *drafter, engine=engine))
+
+    mine(PLAIN, "none", 0)
+    if not args.plain:
+        fixed = singles(family, args.fixed, batch)
+        if greedy and batch == 1 and name is not None and (name, 2) not in fixed:
+            fixed.append((name, 2))
+        for drafter, gamma in fixed:
+            mine(FIXED, drafter, gamma)
+        if greedy and batch > 1:
+            for title, options in RUNGS.items():
+                mine(title, *(() if "selector" in options else fixed[0]), **options)
+    mine(SPIN)
+    if greedy and args.arms:
+        mine(MORE, arms=[*family.drafters, "ngram", *args.arms])
+    if greedy and not args.plain:
+        mine("ours, spin-full", selector="spin-full")
+    torch.manual_seed(0)
+    return out
+
+
+def others(family, name: str | None, batch: int, temperature: float, args) -> list[Contender]:
+    """The peers of a case, the baseline first; ``name``: the drafter that they use."""
+    distribution, greedy = (args.max_new_tokens, temperature), temperature == 0
     packed = how.packed(family.target) if greedy else None
     out = [Contender(BASELINE, how.generate(family, family.target, batch, *distribution))]
     if packed is not None:
         out.append(Contender(PACKED, how.generate(family, packed, batch, *distribution)))
-    name = args.assistant or next((n for n, d in family.drafters.items() if usable(d)), None)
     if batch > 1:
         out.append(Contender(CONTINUOUS, how.continuous(family, *distribution), only=SLOW))
     elif name is not None:
@@ -219,29 +256,7 @@ def field_of(family, batch: int, temperature: float, args) -> list[Contender]:
         out.append(Contender(ASSISTED, how.assisted(family, family.target, helper, 2, *distribution), name, 2,
                              only=None if greedy else SLOW))
         out.append(Contender(FLASHSPEC, how.flashspec(family, helper, *distribution), name, only=SLOW))
-
-    out += elsewhere.contenders(args.peer, family.stop_ids, batch, *distribution)
-
-    def mine(title: str, *drafter, **options) -> None:
-        engine = Engine(family, *drafter, max_batch=batch, **options)
-        out.append(Contender(title, None, *drafter, engine=engine))
-
-    mine(PLAIN, "none", 0)
-    fixed = singles(family, args.fixed, batch)
-    if greedy and batch == 1 and name is not None and (name, 2) not in fixed:
-        fixed.append((name, 2))
-    for drafter, gamma in fixed:
-        mine(FIXED, drafter, gamma)
-    if greedy and batch > 1:
-        for title, options in RUNGS.items():
-            mine(title, *(() if "selector" in options else fixed[0]), **options)
-    mine(SPIN)
-    if greedy and args.arms:
-        mine(MORE, arms=[*family.drafters, "ngram", *args.arms])
-    if greedy:
-        mine("ours, spin-full", selector="spin-full")
-    torch.manual_seed(0)
-    return out
+    return out + elsewhere.contenders(args.peer, family.stop_ids, batch, *distribution)
 
 
 def usable(drafter) -> bool:

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from scipy.stats import t
+
 from spin_core.engine import Engine
 from spin_core.request import Request, SamplingParams
 from spin_core.trace import Trace
@@ -82,10 +84,24 @@ def in_turns(engines: Sequence[Engine], prompts: Tokens, params: SamplingParams,
 
 def ratio(a: Contender, b: Contender) -> float | None:
     """a's rate over b's on what both have decoded: the median over the rounds. None where there is nothing."""
+    rounds = ratios(a, b)
+    return statistics.median(rounds) if rounds else None
+
+
+def ratios(a: Contender, b: Contender) -> list[float]:
+    """a's rate over b's on what both have decoded, one for each round."""
     rounds: dict[int, list] = {}
     for cell in a.cells.keys() & b.cells.keys():
         rounds.setdefault(cell[0], []).append(cell)
-    return statistics.median(a.rate(cells) / b.rate(cells) for cells in rounds.values()) if rounds else None
+    return [a.rate(cells) / b.rate(cells) for cells in rounds.values()]
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | tuple[None, None]:
+    """The 95 % interval of their mean, by Student's t; None for fewer than two."""
+    if len(values) < 2:
+        return None, None
+    half = t.ppf(.975, len(values) - 1) * statistics.stdev(values) / len(values) ** .5
+    return statistics.mean(values) - half, statistics.mean(values) + half
 
 
 def same_text(a: Contender, b: Contender) -> float:

@@ -58,7 +58,7 @@ def solved(notebook: dict, solutions: dict[str, Exercise]) -> dict:
         else:
             text = re.sub(r"\]\((?![a-z]+://|#)([^)]+)\)", r"](../\1)", source(cell))
             cell["source"] = text.splitlines(keepends=True)
-    notebook["metadata"].pop("widgets", None)
+    notebook["metadata"] = {"kernelspec": notebook["metadata"]["kernelspec"]}       # not what the last run leaves there
     return notebook
 
 

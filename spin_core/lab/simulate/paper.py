@@ -78,17 +78,19 @@ def texts(data_set: str, requests: int, seed: int = 0, scale: float = 1.0, sprea
 
 def serve(data_set: str, target: str, policy: str, *, strategy: str = "decomposed", micro_batches: int | str = 1,
           requests: int = 200, batch: int = BATCH, card: str = CARD, dtype: str = "fp16", hypothesis: str = "cached",
-          arrivals: Sequence[float] | None = None, by_length: bool = False, seed: int = 0, scale: float = 1.0,
-          spread: float | None = None, **options) -> Run:
+          arrivals: Sequence[float] | None = None, by_length: bool = False, places: int | None = None, seed: int = 0,
+          scale: float = 1.0, spread: float | None = None, **options) -> Run:
     """One system over one data set. ``policy``: a drafter, "none", or a selection policy with its ``options``.
-    ``arrivals``: when the requests come, in seconds; None: all at once. ``scale``, ``spread``: of lengths of texts."""
+    ``arrivals``: when the requests come, in seconds; None: all at once. ``places``: how many requests each drafter can
+    serve at once; None: any number. ``scale``, ``spread``: of lengths of texts."""
     drafters = list(pool(data_set))
     if policy not in drafters and policy != NONE:
         options = ({"own_devices": True} if policy == "spin" else {}) | options
         policy = make(policy, drafters, gamma=GAMMA, seed=seed, **options)
     costs = system(target, strategy, card, dtype=dtype, hypothesis=hypothesis, data_set=data_set)
     return simulate(texts(data_set, requests, seed, scale, spread), costs, policy, batch=batch, gamma=GAMMA,
-                    micro_batches=micro_batches, arrivals=arrivals, by_length=by_length)
+                    micro_batches=micro_batches, arrivals=arrivals, by_length=by_length,
+                    capacities=places and dict.fromkeys(drafters, places))
 
 
 def rung(name: str, data_set: str, target: str, vanilla: str | None = None, **more) -> Run:

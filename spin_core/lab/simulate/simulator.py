@@ -127,7 +127,8 @@ class System:
         self.leaving: list[tuple[float, int]] = []  # when finished requests give back their tokens
         self.admitted, self.finished = np.full(count, np.nan), np.full(count, np.nan)
         self.free: dict[str, float] = {}            # when each device can take on more
-        self.known: dict[tuple[int, int], int] = {}     # (request, drafter) -> tokens read, of drafters that were left
+        self.known = np.zeros((count, len(self.arms)), int)     # tokens that each drafter has read, when it was left
+        self.reads = np.zeros((2, len(self.arms)))      # seconds that drafters have spent on texts, and their tokens
         self.clock = 0.0                            # when the last turn began
         self.changed = False                        # requests have come or gone since the groups were formed
         self.reading = False                        # a prompt was read in this round, so its time says little
@@ -240,6 +241,7 @@ class System:
         if total := sum(unread.values()):
             cost = 0.0 if self.free_reading else self.costs.reading(name, total, depths[0])
             seconds += cost
+            self.reads[:, arm] += cost, total
             for b, rows in unread.items() if not self.fixed else ():
                 reading[b] = cost * rows / total
                 if rows and self.scores and group.at[b] > self.recording.starts[group.requests[b]]:
@@ -255,7 +257,7 @@ class System:
         for b, request in enumerate(group.requests.tolist() if wishes else ()):
             context = int(group.at[b] + group.shift[b])
             for name in wishes.get(request, ()):
-                known = self.known.get((request, self.arm[name]), 0)
+                known = int(self.known[request, self.arm[name]])
                 if known < context and self.arm[name] != group.drafter[b] and left[b] >= 0:
                     by_arm.setdefault(name, {})[b] = known
                     self.known[request, self.arm[name]] = context
@@ -340,12 +342,19 @@ class System:
         current = [None if d < 0 else self.arms[d] for d in group.drafter.tolist()]
         done, context = group.at - self.recording.starts[group.requests], group.at + group.shift
         columns = (group.requests.tolist(), done.tolist(), context.tolist(), left.tolist(), current)
+        unread = [{}] * len(left)
+        if len(priced := np.flatnonzero(self.reads[1] > 0)):
+            missing = np.maximum(0, context[:, None] - self.known[group.requests[:, None], priced] - 1)
+            missing[group.drafter[:, None] == priced] = 0
+            seconds = missing * (self.reads[0, priced] / self.reads[1, priced])
+            names = [self.arms[a] for a in priced]
+            unread = [dict(zip(names, row)) for row in seconds.tolist()]
         if not self.lookups:
-            return list(map(RequestView, *columns))
+            return list(map(RequestView, *columns, [{}] * len(left), unread))
         at = np.minimum(group.at, group.end)            # a finished request has no place; nothing is drafted for it
         found = [dict(zip(self.lookups, lengths)) if rest >= 0 else {} for rest, *lengths in
                  zip(columns[3], *(proposed[at].tolist() for proposed in self.lookups.values()))]
-        return list(map(RequestView, *columns, found))
+        return list(map(RequestView, *columns, found, unread))
 
     def _switch(self, group: _Group, arm: int, members: ndarray | slice, context: ndarray,
                 drafting: ndarray | bool = True) -> dict[int, int]:
@@ -357,8 +366,9 @@ class System:
         unread, late = {}, np.arange(len(context))[members][late]
         for b in late.tolist():
             request = int(group.requests[b])
-            self.known[request, int(group.drafter[b])] = int(context[b])
-            unread[b] = max(0, int(context[b]) - self.known.get((request, arm), 0) - 1)
+            if group.drafter[b] >= 0:
+                self.known[request, group.drafter[b]] = context[b]
+            unread[b] = max(0, int(context[b] - self.known[request, arm]) - 1)
         group.drafter[late] = arm
         return unread
 

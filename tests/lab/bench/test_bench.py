@@ -14,7 +14,7 @@ from spin_core.lab.results import figures
 from spin_core.__main__ import main
 from spin_core.lab.bench import Bar, Report
 from spin_core.lab.bench import contenders, peers
-from spin_core.lab.bench.rounds import Contender, in_turns, ratio
+from spin_core.lab.bench.rounds import Contender, in_turns, interval, ratio
 from spin_core.engine import Engine
 from spin_core.request import SamplingParams
 from tests import tiny
@@ -175,6 +175,19 @@ def test_bars_are_those_of_the_whole_system():
     assert len(peers.bars(here, 1, 1.0)) == 1 and [b.target for b in peers.bars(here, 8, 0.0)][1] == ">= 1.3"
 
 
+def test_the_gain_over_plain_decoding_has_an_interval_over_the_rounds():
+    plain, spin = (contender(name, 10.0, rounds=5) for name in (peers.PLAIN, peers.SPIN))
+    for number, seconds in enumerate((9.0, 9.5, 10.0, 10.5, 11.0)):
+        spin.cells[number, "a"] = spin.cells[number, "b"] = 100, seconds / 1.5 * plain.cells[0, "a"][1] / 10
+    assert [bar.name for bar in peers.bars([plain, spin], 8, 0.0)] == ["SPIN over our plain decoding, batch 8, greedy"]
+    plain.texts = spin.texts = {"a": [[1]], "b": [[2]]}
+    row = peers.row(spin, plain, plain, 0.0)
+    assert row["over_plain_low"] < row["over_plain"] < row["over_plain_high"] and "vs_generate" not in row
+    assert .5 < row["over_plain_low"] and row["over_plain_high"] < 1.5 and interval([1.0]) == (None, None)
+    low, high = interval([.9, 1.0, 1.1])
+    assert (low, high) == (pytest.approx(1 - 4.3027 * .1 / 3 ** .5, abs=1e-4), pytest.approx(2 - low))
+
+
 class Clock:
     """Decodes until its time has come."""
 
@@ -198,7 +211,7 @@ def test_a_round_that_breaks_off_leaves_those_before_it(error):
 
 def run_to(breaks: list[tuple[int, type[BaseException]]], monkeypatch) -> Report:
     """A run of three cases; those that break do so after so many whole rounds."""
-    def compare(here, prompts, before, params, stop, notes):
+    def compare(here, prompts, before, params, stop, notes, least):
         rounds, error = todo.pop(0)
         here[:] = [contender(name, 10.0, rounds=rounds, ours=False)
                    for name in (peers.BASELINE, peers.PLAIN, peers.FIXED, peers.SPIN)]
