@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import nbformat
 import pytest
 from lab_server import Lab
 
@@ -147,6 +148,7 @@ def screenshots(page, folder: Path, name: str) -> None:
         height = page.execute_script("return Math.max(...[...document.querySelectorAll('.jp-Notebook, .jp-WindowedPanel-viewport')]"
                                      ".map(e => e.scrollHeight))")
         page.set_window_size(width, min(int(height) + 200, 16_000))
+        page.execute_script("document.querySelectorAll('.jp-WindowedPanel-outer').forEach(e => { e.scrollTop = 0; })")
         time.sleep(1)
         page.save_screenshot(folder / f"{name}_{width}.png")
         cut = page.execute_script("""
@@ -176,9 +178,20 @@ def test_a_lesson_runs_and_its_widgets_work(notebook: str, lab: Lab, browser, tm
             picture_changes(browser, panel, f"widget {i + 1}, {name}", move)
             panel.screenshot(str(tmp_path / f"widget_{i + 1}_{k + 1}.png"))
 
-    if notebook.startswith("07"):
-        drive_dashboard(browser)
     screenshots(browser, tmp_path, notebook.removesuffix(".ipynb"))
     severe = [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
     assert severe == []
     browser.execute_script("panel.context.sessionContext.shutdown()")      # the next lesson needs the cores
+
+
+def test_the_live_dashboard_serves_changes_and_stops(lab: Lab, browser, tmp_path: Path):
+    """Lesson 7's last cells alone."""
+    cells = ["from spin_core import zoo\nfrom spin_core.lab.lessons.l7_paper_figures import live",
+             "live.dashboard(live.Server(zoo.load('smollm2'), at_once=2, tokens=12))"]
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells]),
+                   lab.folder / "dashboard.ipynb")
+    run(browser, lab, "dashboard.ipynb")
+    wait(lambda: browser.find_elements(By.CSS_SELECTOR, "[data-number='goodput']"), PATIENCE, "the dashboard")
+    drive_dashboard(browser)
+    screenshots(browser, tmp_path, "dashboard")
+    browser.execute_script("panel.context.sessionContext.shutdown()")
