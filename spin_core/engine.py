@@ -66,11 +66,10 @@ class Engine:
     (:mod:`spin_core.pipeline.asynchronous`). The pipeline changes speed, not text.
 
     ``trace_limit`` bounds the events that the trace keeps, None keeps all (:class:`spin_core.trace.Trace`).
+    ``check``: compare the target with the library's logits at load, in five short passes (25 ms if it is tiny).
 
-    Threads: :meth:`submit`, :meth:`cancel`, :meth:`step`, :meth:`generate` and :meth:`stream` may be called from any
-    thread. One step runs at a time; a second call waits for its turn, and a step serves the requests of all callers.
-    A step that is called from within a step, by a drafter for example, raises RuntimeError. ``close()``, or leaving
-    the engine's ``with`` block, ends its requests and its threads.
+    All methods may be called from any thread. One step runs at a time, for the requests of all callers; one from
+    within a step raises RuntimeError. ``close()``, or leaving the ``with`` block, ends the requests and threads.
 
     Raises ValueError for unknown drafters and strategies, for a drafter beside a selector, and for impossible limits. A
     bad *request* never raises: it comes back finished with ``FinishReason.ERROR`` and says why, and the others go on.
@@ -82,7 +81,7 @@ class Engine:
                  arms: Sequence[str] | None = None, capacities: Mapping[str, int] | None = None,
                  fast_switching: bool = True, pipeline: str | int | None = None, grouping: str = "balanced",
                  stage_timeout: float = LIMIT, trace_limit: int | None = EVENTS,
-                 record_laws: bool | None = None) -> None:
+                 check: bool = True, record_laws: bool | None = None) -> None:
         if drafter is not None and selector is not None:
             raise ValueError("Engine: a selector chooses drafters, drafter names one: give one of them")
         if arms is not None and (drafter is not None or isinstance(selector, Selector)):
@@ -114,6 +113,7 @@ class Engine:
         self.drafter = drafter                                          # None: the selector chooses
         self.gamma = gamma                                              # None: as many as suits the drafter
         self.target = target_runner(family, max_batch, self.max_len, family.vocab_size, verification=verification,
+                                    check=check, chunk=prefill_chunk,
                                     keep_states=pool.layers_read(family.drafters.values()))
         self.pool = pool.DrafterPool(family, max_batch, self.max_len, self.target)
         self.trace = Trace(trace_limit)

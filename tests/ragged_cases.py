@@ -14,8 +14,8 @@ from spin_core.kv.batch import RaggedBatch
 from spin_core.kv.cache import SlotCache
 
 MAX_LEN = 70
-COSTS = Costs(3, 3, step_call=2e-5, unpooled_call=3e-5, unpooled_key=2e-8, unpooled_score=2.5e-9, pool_call=6e-5, pool_width=0,
-              pool_key=3e-8, pool_score=3e-9, pool_query=1e-7, merge_call=2.5e-5, merge_query=8e-8,
+COSTS = Costs(3, 3, step_call=2e-5, unpooled_call=3e-5, unpooled_key=2e-8, unpooled_score=2.5e-9, pool_call=6e-5,
+              pool_width=0, pool_key=3e-8, pool_score=3e-9, pool_query=1e-7, merge_call=2.5e-5, merge_query=8e-8,
               unpooled_query=5e-8, unpooled_step=1.5e-5)
 
 
@@ -66,7 +66,7 @@ def special(draw) -> dict:
 
 def case(requests, *, kv: int = 2, group: int = 3, dim: int = 8, dtype=torch.float64, seed: int = 0, layers: int = 1,
          device="cpu", max_len: int = MAX_LEN, poison: float = float("nan"), value_dim: int | None = None,
-         sight: Sight | None = None, softcap: float | None = None, sinks: bool = False) -> Case:
+         sight: Sight | None = None, softcap: float | None = None, sinks: bool = False, ring: int | None = None) -> Case:
     """A cache that holds NaN wherever no request of the batch has a token, in slots of another order."""
     generator = torch.Generator().manual_seed(seed)
     random = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
@@ -84,7 +84,17 @@ def case(requests, *, kv: int = 2, group: int = 3, dim: int = 8, dtype=torch.flo
             tensor[slot, :, :p + c] = random(kv, p + c, tensor.shape[3]).to(tensor)
     query = query.to(device=device, dtype=dtype)
     scale = dim ** -0.5
-    return Case(batch, cache, query, Heads(kv, group), textbook(query, batch, cache, layers - 1, scale, needs), scale, needs)
+    expected = textbook(query, batch, cache, layers - 1, scale, needs)
+    if ring:            # the same texts, written token by token
+        whole = cache
+        cache = SlotCache(layers, len(requests) + 2, kv, max_len, dim, dtype, device, [needs.shape] * layers,
+                          [sight.size] * layers, ring)
+        for mine, theirs in zip(cache.k + cache.v, whole.k + whole.v):
+            mine.fill_(poison)
+            for slot, p, c in zip(slots, prefix, counts):
+                for entry in range(p + c):
+                    mine[slot, :, entry % mine.shape[2]] = theirs[slot, :, entry]
+    return Case(batch, cache, query, Heads(kv, group), expected, scale, needs)
 
 
 def textbook(query: Tensor, batch: RaggedBatch, cache: SlotCache, layer: int, scale: float,

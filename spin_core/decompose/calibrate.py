@@ -18,8 +18,8 @@ import torch
 
 from spin_core import provenance
 from spin_core.decompose.attend import Workspace
-from spin_core.decompose.costs import FIELDS, Costs, Heads, typical
-from spin_core.decompose.plan import Plan, features, plan
+from spin_core.decompose.costs import FIELDS, Costs, Heads, typical, features
+from spin_core.decompose.plan import Plan, plan
 from spin_core.decompose.steps import step_class
 from spin_core.files import cache_dir
 from spin_core.kv.batch import RaggedBatch

@@ -7,7 +7,8 @@ The model is linear, as SPIN's is: calls, keys and values read, scores computed,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -72,6 +73,36 @@ class Costs:
 
 
 FIELDS = [name for name in Costs.__dataclass_fields__ if name not in ("kv", "group")]
+
+
+def features(plan, heads: Heads) -> np.ndarray:
+    """How often a plan is charged each constant of :class:`Costs`, in the order of ``FIELDS``."""
+    row = dict.fromkeys(FIELDS, 0.0) | {"step_call": 1.0, "unpooled_step": float(bool(plan.unpooled))}
+    for b in plan.unpooled:
+        keys, rows = heads.kv * plan.lengths[b], plan.q_lens[b] * heads.group
+        row["unpooled_call"] += 1
+        row["unpooled_key"] += keys
+        row["unpooled_score"] += keys * rows
+        row["unpooled_query"] += heads.kv * rows
+    for pool in plan.pools:
+        rows, keys = pool.queries * heads.group, heads.kv * len(pool.pieces) * pool.width
+        merged = sum(n for n in Counter(piece.request for piece in pool.pieces).values() if n > 1)
+        row["pool_call"] += 1
+        row["pool_width"] += pool.width
+        row["pool_key"] += keys
+        row["pool_score"] += keys * rows
+        row["pool_query"] += heads.kv * len(pool.pieces) * rows
+        row["merge_call"] += merged > 0
+        row["merge_query"] += heads.kv * merged * rows
+    return np.array([row[name] for name in FIELDS])
+
+
+def priced(plan, costs: Costs | None):
+    """``plan`` with its predicted seconds."""
+    if costs is None:
+        return plan
+    constants = [getattr(costs, name) for name in FIELDS]
+    return replace(plan, seconds=float(features(plan, Heads(costs.kv, costs.group)) @ constants))
 
 
 def typical(dtype: torch.dtype, heads: Heads, dim: int) -> Costs:

@@ -10,14 +10,13 @@ the two with a device's measured costs.
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from spin_core.decompose.costs import FIELDS, Costs, Heads
+from spin_core.decompose.costs import Costs, priced
 
 STRATEGIES = ("auto", "padded", "grouped", "decomposed", "per-request")
 LARGE = 16          # a request with more queries than this reads a prompt: its products are big enough on their own
@@ -151,21 +150,21 @@ def plan(lengths: Sequence[int], q_lens: Sequence[int], strategy: str = "auto", 
     if strategy == "auto" and costs is None or not asking:
         strategy = "per-request"
     if strategy == "per-request":
-        return _priced(Plan(strategy, lengths, q_lens, (), tuple(asking)), costs)
+        return priced(Plan(strategy, lengths, q_lens, (), tuple(asking)), costs)
     if strategy == "padded":
         pool = Pool(tuple(Piece(b, 0, lengths[b]) for b in asking), max(q_lens))
-        return _priced(Plan(strategy, lengths, q_lens, (pool,), ()), costs)
+        return priced(Plan(strategy, lengths, q_lens, (pool,), ()), costs)
     small = [b for b in asking if q_lens[b] <= LARGE]
     large = tuple(b for b in asking if q_lens[b] > LARGE)
     if not small:
-        return _priced(Plan(strategy, lengths, q_lens, (), large), costs)
+        return priced(Plan(strategy, lengths, q_lens, (), large), costs)
     if strategy == "grouped":
-        return _priced(_grouped(lengths, q_lens, small, large), costs)
+        return priced(_grouped(lengths, q_lens, small, large), costs)
     if strategy == "decomposed":
         return _decomposed(lengths, q_lens, small, large, costs, width)
     best = pieces = _decomposed(lengths, q_lens, small, large, costs, width, may_stay=True)
     if len(set(zip(lengths, q_lens))) < len(lengths):      # two requests of one shape: there is a group
-        group = _priced(_grouped(lengths, q_lens, small, large), costs)
+        group = priced(_grouped(lengths, q_lens, small, large), costs)
         best = group if group.seconds < best.seconds * MARGIN else best
     return Plan("auto", lengths, q_lens, best.pools, best.unpooled, best.seconds, pieces.considered)
 
@@ -236,7 +235,7 @@ def _decomposed(lengths, q_lens, small, large, costs, width, may_stay=False) -> 
     pieces = [p for i in order for p in cut(small[i], lengths[small[i]], int(widths[best]))]
     pools = (Pool(tuple(pieces), max(q_lens[small[i]] for i in order)),) if pieces else ()
     unpooled = large + tuple(b for b, stays in zip(small, staying) if stays)
-    return _priced(Plan("decomposed", lengths, q_lens, pools, unpooled, None, considered), costs)
+    return priced(Plan("decomposed", lengths, q_lens, pools, unpooled, None, considered), costs)
 
 
 def _weighed(costs, cuts: _Cuts, ls, qs, large: bool, may_stay: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -279,36 +278,6 @@ def _spread(count: int) -> np.ndarray:
     """Sixteen of ``count`` places, evenly spread: so many lengths say enough, and the search stays far below a
     millisecond. All of them where there are fewer."""
     return np.linspace(0, count - 1, min(count, 16)).astype(int)
-
-
-def features(plan: Plan, heads: Heads) -> np.ndarray:
-    """How often a plan is charged each constant of :class:`Costs`, in the order of ``FIELDS``."""
-    row = dict.fromkeys(FIELDS, 0.0) | {"step_call": 1.0, "unpooled_step": float(bool(plan.unpooled))}
-    for b in plan.unpooled:
-        keys, rows = heads.kv * plan.lengths[b], plan.q_lens[b] * heads.group
-        row["unpooled_call"] += 1
-        row["unpooled_key"] += keys
-        row["unpooled_score"] += keys * rows
-        row["unpooled_query"] += heads.kv * rows
-    for pool in plan.pools:
-        rows, keys = pool.queries * heads.group, heads.kv * len(pool.pieces) * pool.width
-        merged = sum(n for n in Counter(piece.request for piece in pool.pieces).values() if n > 1)
-        row["pool_call"] += 1
-        row["pool_width"] += pool.width
-        row["pool_key"] += keys
-        row["pool_score"] += keys * rows
-        row["pool_query"] += heads.kv * len(pool.pieces) * rows
-        row["merge_call"] += merged > 0
-        row["merge_query"] += heads.kv * merged * rows
-    return np.array([row[name] for name in FIELDS])
-
-
-def _priced(plan: Plan, costs: Costs | None) -> Plan:
-    """``plan`` with its predicted seconds."""
-    if costs is None:
-        return plan
-    constants = [getattr(costs, name) for name in FIELDS]
-    return replace(plan, seconds=float(features(plan, Heads(costs.kv, costs.group)) @ constants))
 
 
 def _check(lengths, q_lens, strategy, width, max_len) -> None:

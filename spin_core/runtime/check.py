@@ -14,6 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 from spin_core.runtime.library import call
 
 LENGTH, FIRST = 24, 17      # tokens of the text; of its first chunk, which has the length of a prompt
+STATE = "keeps a recurrent state, and taking rejected drafts back would need snapshots of it"
 WIDTH = 5                   # keys per piece, where requests are cut
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 2e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 #           float64 too: the library's plain attention takes its softmax in single precision
@@ -43,18 +44,32 @@ def own_logits(model: PreTrainedModel, length: int = LENGTH) -> tuple[list[int],
 
 def refuse_states(model: PreTrainedModel) -> None:
     """Raise NotImplementedError for layers whose past is a state, or compressed, and not a list of keys and values."""
-    kinds = getattr(model.config.get_text_config(), "layer_types", None) or []
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or []
     for index, kind in enumerate(kinds):
         if "compressed" in kind:
             raise NotImplementedError(f"layer {index} is of the kind {kind}: it attends to a compressed past, which is "
                                       "not a key and a value per token")
         if not any(word in kind for word in ("attention", "dense", "moe", "sparse")) or "linear" in kind:
-            raise NotImplementedError(f"layer {index} is of the kind {kind}: it keeps a recurrent state, and taking "
-                                      "rejected drafts back would need snapshots of it")
+            raise NotImplementedError(f"layer {index} is of the kind {kind}: it {STATE}")
+    if getattr(model, "_is_stateful", False):
+        raise NotImplementedError(f"it {STATE}")
 
 
 class Contradiction(NotImplementedError):
     """The library's own code does not agree with itself, so there is no text to be equal to."""
+
+
+@torch.inference_mode()
+def refuse_parts(model: PreTrainedModel, tokens: list[int], expected: Tensor) -> None:
+    """Raise Contradiction where the library reads a short part, or a single token, of the text otherwise than all of it
+    at once: in some releases a model drops its mask then."""
+    past, parts = DynamicCache(), torch.tensor(tokens[:4], device=model.device).split([min(3, len(tokens) - 1), 1])
+    found = torch.cat([call(model, part, past, start).logits[0] for part, start in zip(parts, (0, len(parts[0])))])
+    apart = float(_apart(found, expected[:len(found)]).max() / _largest(expected))
+    if not apart <= TOLERANCE.get(expected.dtype, 1e-1):
+        raise Contradiction(f"the library's code reads a text in parts otherwise than at once, by {apart:.1e} of the "
+                            "largest logit")
 
 
 def refuse_forgetful(model: PreTrainedModel, windows: dict[int, int | None], max_len: int) -> None:
@@ -95,13 +110,16 @@ def difference(forward: Callable, truncate: Callable[[int, int], None], ways: di
             read = forward(way, [text for text, _, _ in requests], [mask for _, mask, _ in requests], wanted)
             rows.append(_apart(read, torch.cat([expected[FIRST:][:len(known)] for _, _, known in requests])))
         found[f"drafts, {name}"] = torch.cat(rows)
-    largest = expected.nan_to_num(0, 0, 0).abs().max().clamp(min=1e-30)
     # in half precision a router may choose another expert for a token: then most tokens must agree, not all
     half = expected.dtype in (torch.float16, torch.bfloat16)
-    worst = {name: float((rows.median() if half and rows.isfinite().all() else rows.max()) / largest)
+    worst = {name: float((rows.median() if half and rows.isfinite().all() else rows.max()) / _largest(expected))
              for name, rows in found.items()}
     where = max(worst, key=lambda name: torch.inf if worst[name] != worst[name] else worst[name])
     return worst[where], where
+
+
+def _largest(logits: Tensor) -> Tensor:
+    return logits.nan_to_num(0, 0, 0).abs().max().clamp(min=1e-30)
 
 
 def _apart(mine: Tensor, theirs: Tensor) -> Tensor:

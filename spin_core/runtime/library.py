@@ -80,8 +80,12 @@ def _chains(batch: RaggedBatch, b: int) -> list[tuple[list[int], list[int]]]:
 
 def call(model: PreTrainedModel, tokens: Tensor, past: DynamicCache, start: int):
     """The library's own pass over ``tokens [T]``, which follow ``start`` others in ``past``, as its ``generate`` makes
-    it: with positions, if the model takes them, under the name that this release has for a cache."""
+    it: with positions and a mask of ones, if the model takes them (without a mask, some would not be causal in some
+    releases), under the name that this release has for a cache."""
     takes = inspect.signature(model.forward).parameters
     name = next((name for name in ("past_key_values", "cache", "cache_params") if name in takes), "past_key_values")
-    places = {"position_ids": torch.arange(start, start + len(tokens), device=tokens.device)[None]}
-    return model(input_ids=tokens[None], use_cache=True, **{name: past}, **(places if "position_ids" in takes else {}))
+    end = start + len(tokens)
+    inputs = {"position_ids": torch.arange(start, end, device=tokens.device)[None],
+              "attention_mask": torch.ones(1, end, dtype=torch.int64, device=tokens.device), name: past}
+    return model(input_ids=tokens[None], use_cache=True,
+                 **{key: value for key, value in inputs.items() if key == name or key in takes})

@@ -18,11 +18,14 @@ from spin_core.kv.cache import SlotCache
 from spin_core.kv.ring import RingAttention, RingCache, Window
 from spin_core.runtime.attention import Ragged, attach, serving
 from spin_core.runtime.block import fuse_layers
-from spin_core.runtime.check import LENGTH, TOLERANCE, WIDTH, Contradiction, difference, own_logits, refuse_forgetful
+from spin_core.runtime.check import (LENGTH, TOLERANCE, WIDTH, Contradiction, difference, own_logits, refuse_forgetful,
+                                     refuse_parts)
 from spin_core.runtime.layers import refuse_positions, survey
 from spin_core.runtime.library import LibraryPasses
 from spin_core.runtime.linear import pack_linears
 from spin_core.runtime.tensor_parallel import local_heads, parts_of
+
+DRAFT = 64          # drafted tokens of a request that rings can take beside a chunk of its prompt
 
 
 @dataclass
@@ -30,8 +33,7 @@ class Prepared:
     """A second module tree that shares every weight with the caller's model, and the cache for it.
 
     ``needs`` of every attention layer; ``odd``, of those that differ from plain attention in the shape of layer
-    ``like``. ``attentions`` by shape: heads, kv heads, widths of a key and of a value. ``library``, if the passes are
-    the library's own.
+    ``like``. ``attentions`` by :meth:`shape`. ``library``, if the passes are the library's own.
     """
 
     model: PreTrainedModel
@@ -42,22 +44,26 @@ class Prepared:
     library: LibraryPasses | None = None
     like: int = 0
 
+    def shape(self, layer: int) -> tuple:
+        """Layers with the same have a step in common: heads, kv heads, entries of a slot, widths of key and value."""
+        return self.needs[layer].heads, *self.cache.k[layer].shape[1:], self.cache.v[layer].shape[3]
+
     @property
     def base(self) -> tuple:
         """The shape of the plain layers."""
-        needs = self.needs[self.like]
-        return needs.heads, *needs.shape
+        return self.shape(self.like)
 
     def logits(self, batch: RaggedBatch, rows: list[int], **inputs) -> Tensor:
         """One pass: the batch's keys and values are in the cache then. The logits of the flattened ``rows [R, V]``."""
         if self.library:
             return self.library.logits(batch, rows)
+        self.cache.begin(batch.slots, batch.seen, [p + c for p, c in zip(batch.prefix, batch.counts)])
         plain = self.attentions[self.base].step(batch) if len(self.odd) < len(self.needs) else None
         longest = max((p + c for p, c in zip(batch.prefix, batch.counts)), default=0)
         steps, special = {(*self.base, None): plain} if plain else {}, {}
         for layer, needs in self.odd.items():       # a window that holds all the text is none
             sight = needs.sight if needs.sight and needs.sight.size < longest else None
-            key = (needs.heads, *needs.shape, sight)
+            key = *self.shape(layer), sight
             if key not in steps:
                 steps[key] = self.attentions[key[:-1]].step(batch, sight)
             special[layer] = steps[key], needs
@@ -73,7 +79,7 @@ class Prepared:
 
 
 def prepare(model: PreTrainedModel, slots: int, max_len: int, verification: str, window: Window | None,
-            keep_states: bool, check: bool) -> Prepared:
+            keep_states: bool, check: bool, chunk: int) -> Prepared:
     """Make ``model`` ready, in the fastest way that gives its own logits. The arguments are ModelRunner's.
 
     Raises NotImplementedError where there is none, ValueError for an unknown strategy or heads that do not divide.
@@ -85,7 +91,7 @@ def prepare(model: PreTrainedModel, slots: int, max_len: int, verification: str,
     # spin_core's own drafters are no architecture of the library's: there is nothing to compare them with
     check = check and window is None and not type(model).__module__.startswith("spin_core")
     try:
-        ready = _on_ragged_batches(model, slots, max_len, verification, window)
+        ready = _on_ragged_batches(model, slots, max_len, verification, window, chunk)
         if check:
             refuse_forgetful(model, {i: needs.sight and needs.sight.size for i, needs in ready.needs.items()},
                              max_len)
@@ -96,7 +102,8 @@ def prepare(model: PreTrainedModel, slots: int, max_len: int, verification: str,
         raise NotImplementedError(f"{name} cannot be served: {error}") from error
     except Exception as error:
         if window or keep_states:
-            raise NotImplementedError(f"{name} cannot run on ragged batches: {error}") from error
+            what = "a sparse cache" if window else "a drafter that reads the target's states"
+            raise NotImplementedError(f"{name} cannot run on ragged batches, which {what} needs: {error}") from error
         reason = str(error)
     try:
         ready = _tried(_by_the_library(model, slots, max_len), model, check)
@@ -111,7 +118,7 @@ def prepare(model: PreTrainedModel, slots: int, max_len: int, verification: str,
 
 
 def _on_ragged_batches(model: PreTrainedModel, slots: int, max_len: int, verification: str,
-                       window: Window | None) -> Prepared:
+                       window: Window | None, chunk: int) -> Prepared:
     shared = share_weights(model).eval()
     needs = survey(shared, max_len)
     layers = getattr(model.config.get_text_config(), "num_hidden_layers", 0)
@@ -127,23 +134,29 @@ def _on_ragged_batches(model: PreTrainedModel, slots: int, max_len: int, verific
     odd = {i: layer for i, layer in needs.items() if layer.sight or not layer.alike(base)}
     shape = (len(needs), slots, base.kv_heads, max_len, base.key_dim, model.dtype, model.device)
     if window is None:
-        cache = SlotCache(*shape, shapes=[needs[i].shape for i in range(len(needs))])
-        attentions = {(layer.heads, *layer.shape): Attention(verification, layer.heads, cache, i)
-                      for i, layer in sorted(needs.items(), reverse=True)}
-        return Prepared(shared, cache, needs, odd, attentions, like=like)
+        layers = [needs[i] for i in range(len(needs))]
+        cache = SlotCache(*shape, shapes=[layer.shape for layer in layers], ahead=chunk + DRAFT,
+                          windows=[layer.sight and layer.sight.size for layer in layers])
+        ready = Prepared(shared, cache, needs, odd, like=like)
+        for i, layer in enumerate(layers):
+            ready.attentions.setdefault(ready.shape(i), Attention(verification, layer.heads, cache, i))
+        return ready
     if odd:
         raise NotImplementedError(f"layer {min(odd)} has a window, a cap, sinks or widths of its own, which a sparse "
                                   "cache does not serve")
     cache = RingCache(window, *shape)
-    return Prepared(shared, cache, needs, odd, {(base.heads, *base.shape): RingAttention(cache)})
+    ready = Prepared(shared, cache, needs, odd)
+    ready.attentions[ready.base] = RingAttention(cache)
+    return ready
 
 
 def _by_the_library(model: PreTrainedModel, slots: int, max_len: int) -> Prepared:
     refuse_positions(model)
     shared = share_weights(model).eval()
-    shapes = own_logits(shared, min(LENGTH, max_len))[2]
+    tokens, expected, shapes = own_logits(shared, min(LENGTH, max_len))
     if not shapes:
         raise NotImplementedError("it keeps no keys and values of its past")
+    refuse_parts(shared, tokens, expected)
     needs = {i: LayerNeeds(kv, kv, key, value) for i, (kv, key, value) in enumerate(shapes)}
     cache = SlotCache(len(shapes), slots, 0, max_len, 0, model.dtype, model.device, shapes)
     return Prepared(shared, cache, needs, needs, library=LibraryPasses(shared, cache))

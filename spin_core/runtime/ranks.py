@@ -49,16 +49,23 @@ def own_rank() -> int:
     return int(os.environ.get("RANK", 0))
 
 
+def take_device() -> None:
+    """Let "cuda" mean the GPU that torchrun meant for this process."""
+    if processes() > 1 and torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+
+
 @cache
 def store() -> dist.Store:
     """Where the ranks find each other: torchrun's, or else rank 0's."""
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     return next(iter(dist.rendezvous("env://")))[0]
 
 
 def share_target(parts: int) -> None:
     """Let the first ``parts`` ranks, of which this is one, be the group that computes the target's passes."""
+    if dist.is_initialized():
+        return
+    take_device()
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
     dist.init_process_group(backend, store=dist.PrefixStore("target", store()), rank=own_rank(), world_size=parts,

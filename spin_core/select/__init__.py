@@ -1,6 +1,6 @@
 """SSM selection: which drafter drafts for which request. The paper's first idea.
 
-Begin with ``reference.py``, the paper's rule in sixty lines, then ``base.py``, the interface that the engine and the
+Begin with ``reference.py``, the paper's rule in fifty lines, then ``base.py``, the interface that the engine and the
 simulator call, then ``spin.py``. Greedy and the other bandits are its rivals (``greedy.py``, ``rivals.py``,
 ``hedge.py``, ``minions.py``); ``spin_full.py`` goes beyond the paper. ``explain.py`` shows what a selector believes,
 step by step. To add a policy, write a class with ``weights`` and name it in ``policies.py``; the matching, the

@@ -48,7 +48,7 @@ class RequestView(NamedTuple):
     of its last step, whose cache is up to date; None before the first. ``found``: how many tokens each lookup drafter
     would propose now, which costs nothing to find out; a drafter that would propose nothing is not chosen, one that is
     missing would have to be asked. ``unread``: seconds that a drafter would spend on the text before it can draft; a
-    drafter that is missing is ready, or its reading speed is not known yet.
+    drafter that is not listed is ready, or of unknown reading speed.
     """
 
     request: int

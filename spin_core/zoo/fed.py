@@ -55,8 +55,8 @@ class FedModel(LlamaForCausalLM):
 class FedLlama(FedModel):
     """A Llama whose input is ``fuse [state at i - 1; embedding(token at i)]``.
 
-    With more than one of ``config.layers_read`` the state is ``fc`` of them all, as in EAGLE-3 (arXiv 2503.01840), and a
-    text is read from its second token on, the first that has a state before it. What it carries on from token to token
+    With ``config.layers_read`` the state is ``fc`` of them all, as in EAGLE-3 (arXiv 2503.01840), and a text is read from
+    its second token on, the first that has a state before it. What it carries on from token to token
     while it drafts (``config.carry``): its "last" state, a "mix" of all layers' with the softmax of ``mix [layers + 1]``
     as shares (the first is what the first layer reads), or "nothing".
     """
@@ -64,9 +64,8 @@ class FedLlama(FedModel):
     def __init__(self, config) -> None:
         super().__init__(config)
         self.fuse = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
-        self.layers_read = tuple(getattr(config, "layers_read", self.layers_read))
-        if len(self.layers_read) > 1:
-            self.first = 1
+        if hasattr(config, "layers_read"):
+            self.layers_read, self.first = tuple(config.layers_read), 1
             self.fc = nn.Linear(len(self.layers_read) * config.hidden_size, config.hidden_size, bias=False)
         self.carry = getattr(config, "carry", "last")
         if self.carry not in CARRIES:
@@ -75,7 +74,7 @@ class FedLlama(FedModel):
             self.mix = nn.Parameter(torch.zeros(config.num_hidden_layers + 1))
 
     def fed(self, states: Tensor) -> Tensor:
-        return self.fc(states.to(self.fc.weight.dtype)) if len(self.layers_read) > 1 else states
+        return self.fc(states.to(self.fc.weight.dtype)) if hasattr(self, "fc") else states
 
     def body(self, input_ids: Tensor, states: Tensor | None = None, **kwargs) -> BaseModelOutputWithPast:
         embedded = self.model.embed_tokens(input_ids)

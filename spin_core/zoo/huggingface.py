@@ -39,6 +39,10 @@ def usable(device: str | torch.device) -> torch.device:
         found = torch.device(device)
         if found.type == "cuda" and not torch.cuda.is_available():
             raise RuntimeError("this PyTorch sees no CUDA device")
+        if found.type == "cuda" and found.index is None:
+            from spin_core.runtime.ranks import take_device        # here: `fetch` needs no runtime
+
+            take_device()
         torch.zeros(1, device=found).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(f"device {str(device)!r} cannot be used: {str(error).splitlines()[0]}") from error

@@ -101,7 +101,7 @@ def _layers(path: Path, text: str | None, total: int) -> tuple[int, ...]:
     from spin_core.zoo.fed import LAST
 
     parts = (text or "").split(",")
-    if len(parts) < 2 or len({*parts}) < len(parts) or not all(
+    if len({*parts}) < len(parts) or not all(
             part == "last" or part.isdecimal() and int(part) <= total for part in parts):
         raise ValueError(f"{path}: layers_read {text!r} are not different layers of a target of {total}")
     return tuple(LAST if part == "last" else int(part) for part in parts)

@@ -56,8 +56,8 @@ def browser(tmp_path: Path):
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     page = webdriver.Chrome(options=options, service=Service(driver))
     try:
-        page.set_page_load_timeout(60)
-        page.set_script_timeout(30)
+        page.set_page_load_timeout(180)
+        page.set_script_timeout(120)
         yield page
     finally:
         page.quit()

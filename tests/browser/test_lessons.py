@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import nbformat
 import pytest
 from lab_server import Lab
 
@@ -116,14 +117,16 @@ def drive_dashboard(page) -> None:
     page.execute_script("arguments[0].scrollIntoView({block: 'center'})", panel)
 
     def number(name: str) -> str:
-        return panel.find_element(By.CSS_SELECTOR, f"[data-number='{name}']").text
+        # in one go: the view is replaced while it is read
+        return page.execute_script("return arguments[0].querySelector(arguments[1]).textContent", panel,
+                                   f"[data-number='{name}']")
 
     def press(word: str) -> None:
         next(b for b in panel.find_elements(By.CSS_SELECTOR, "button.jupyter-button") if b.text.strip() == word).click()
 
     before = number("counted over")
     press("start")
-    wait(lambda: "⏳" in panel.text, 1.0, "the sign that the dashboard works")
+    wait(lambda: "⏳" in page.execute_script("return arguments[0].textContent", panel), 1.0, "the sign that the dashboard works")
     wait(lambda: number("counted over") != before and float(number("goodput").split()[0].replace(",", "")) > 0, PATIENCE,
          "the dashboard's numbers to move")
     menu = next(m for m in panel.find_elements(By.CSS_SELECTOR, "select")
@@ -132,7 +135,7 @@ def drive_dashboard(page) -> None:
     wait(lambda: number("acceptance") == "–" and float(number("goodput").split()[0].replace(",", "")) > 0, PATIENCE,
          "plain decoding, in which nothing is accepted")
     press("stop")
-    wait(lambda: "stopped" in panel.text, PATIENCE, "the dashboard to stop")
+    wait(lambda: "stopped" in page.execute_script("return arguments[0].textContent", panel), PATIENCE, "the dashboard to stop")
     rows = panel.find_elements(By.CSS_SELECTOR, "table[data-table='settings'] tr")[1:]
     settings = [[cell.text for cell in row.find_elements(By.CSS_SELECTOR, "td")] for row in rows]
     assert [row[0] for row in settings] == ["fixed:none", "spin"] and settings[0][6].endswith("(now)")
@@ -147,6 +150,7 @@ def screenshots(page, folder: Path, name: str) -> None:
         height = page.execute_script("return Math.max(...[...document.querySelectorAll('.jp-Notebook, .jp-WindowedPanel-viewport')]"
                                      ".map(e => e.scrollHeight))")
         page.set_window_size(width, min(int(height) + 200, 16_000))
+        page.execute_script("document.querySelectorAll('.jp-WindowedPanel-outer').forEach(e => { e.scrollTop = 0; })")
         time.sleep(1)
         page.save_screenshot(folder / f"{name}_{width}.png")
         cut = page.execute_script("""
@@ -176,9 +180,21 @@ def test_a_lesson_runs_and_its_widgets_work(notebook: str, lab: Lab, browser, tm
             picture_changes(browser, panel, f"widget {i + 1}, {name}", move)
             panel.screenshot(str(tmp_path / f"widget_{i + 1}_{k + 1}.png"))
 
-    if notebook.startswith("07"):
-        drive_dashboard(browser)
     screenshots(browser, tmp_path, notebook.removesuffix(".ipynb"))
     severe = [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
     assert severe == []
     browser.execute_script("panel.context.sessionContext.shutdown()")      # the next lesson needs the cores
+
+
+def test_the_live_dashboard_serves_changes_and_stops(lab: Lab, browser, tmp_path: Path):
+    """Lesson 7's last cells alone."""
+    cells = ["from spin_core import zoo\nfrom spin_core.lab.lessons.l7_paper_figures import live",
+             "live.dashboard(live.Server(zoo.load('smollm2'), at_once=2, tokens=12))"]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}     # else it is asked for
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells], metadata=kernel),
+                   lab.folder / "dashboard.ipynb")
+    run(browser, lab, "dashboard.ipynb")
+    wait(lambda: browser.find_elements(By.CSS_SELECTOR, "[data-number='goodput']"), PATIENCE, "the dashboard")
+    drive_dashboard(browser)
+    screenshots(browser, tmp_path, "dashboard")
+    browser.execute_script("panel.context.sessionContext.shutdown()")

@@ -9,6 +9,9 @@ import transformers as hf
 from spin_core import zoo
 from spin_core.engine import Engine
 from spin_core.lab.bench import families
+from spin_core.request import SamplingParams
+from spin_core.runtime import ModelRunner
+from spin_core.runtime.check import STATE
 
 SAMPLE = ("llama", "mistral", "qwen2", "gemma", "gemma2", "gemma3_text", "gemma4_text", "gpt2", "gpt_neo", "gpt_oss",
           "falcon", "bloom", "mpt", "opt", "phi3", "mixtral", "deepseek_v3", "llama4_text", "nemotron", "stablelm",
@@ -47,6 +50,47 @@ def test_a_model_without_a_longest_text_is_refused_by_name():
         zoo._max_context(model, "xlnet")
     with pytest.raises(ValueError, match="the family's max_context must be at least 2, got -1"):
         Engine(zoo.Family("xlnet", model, None, {}, 60, (), -1, dtype=torch.float32), "ngram")
+
+
+def test_a_recurrent_state_is_named_where_there_is_no_tiny_model(monkeypatch):
+    monkeypatch.setattr(families, "build", lambda family: 1 / 0)
+    assert families.compare("mamba2")["reason"].endswith(f"(and it {STATE})")
+    assert families.compare("llama")["reason"] == "division by zero"
+
+
+def test_drafters_of_other_families_draft_with_windows_of_their_own(monkeypatch):
+    """Rings on both sides, shorter than the texts: the target's text stays, and drafts are accepted."""
+    for module in ("loading", "runner"):
+        monkeypatch.setattr(f"spin_core.runtime.{module}.DRAFT", 20)
+    monkeypatch.setattr("spin_core.draft.model.CHUNK", 4)
+    target = families.build("gemma2")
+    models = {"near": families.near(target)} | {name: families.build(name) for name in ("mistral", "gpt2", "gpt_oss")}
+    drafters = {name: zoo.DraftModel(name, model, None, families.CONTEXT) for name, model in models.items()}
+    family = families._Tiny("tiny", target, None, drafters, families.PAD, (), families.CONTEXT, dtype=torch.float64)
+    expected = [families.library_text(target, prompt) for prompt in families.PROMPTS]
+    for name in drafters:
+        engine = Engine(family, name, 3, max_batch=2, max_len=64, prefill_chunk=5)
+        requests = engine.generate(families.PROMPTS, SamplingParams(max_new_tokens=families.TOKENS))
+        assert [request.output_ids for request in requests] == expected and not engine.retired
+        steps = [event for event in engine.trace.events if event.kind == "step"]
+        assert sum(len(event.drafted) for event in steps) > 40
+        assert name != "near" or sum(event.accepted for event in steps) > 20
+        assert min(k.shape[2] for k in engine.target.cache.k) == 8 + 5 + 20
+        ring = min(k.shape[2] for k in engine.get_drafter(name).runner.cache.k)
+        assert ring == (64 if name == "gpt2" else 8 + 4 + 20)
+
+
+def test_drafters_that_read_states_need_ragged_batches():
+    with pytest.raises(NotImplementedError, match="cannot run on ragged batches, which a drafter that reads the target's "
+                       "states needs: no layer attends"):
+        ModelRunner(families.build("bloom"), slots=2, max_len=32, keep_states=True)
+
+
+def test_the_check_at_load_can_be_switched_off(monkeypatch):
+    target = families.build("llama")
+    family = families._Tiny("tiny", target, None, {}, families.PAD, (), families.CONTEXT, dtype=torch.float64)
+    monkeypatch.setattr("spin_core.runtime.loading.own_logits", lambda *_: pytest.fail("compared"))
+    Engine(family, "ngram", max_batch=2, max_len=64, check=False)
 
 
 def test_a_refusal_names_the_layer_and_what_it_keeps():

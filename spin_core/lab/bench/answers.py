@@ -7,6 +7,7 @@ be at each position, and how much of it the target would accept. No engine is ne
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from spin_core.draft import Drafter, DraftTable, NgramDrafter
 from spin_core.draft.composite import COMPOSED_NGRAM
@@ -14,12 +15,21 @@ from spin_core.draft.pool import build, layers_read
 from spin_core.engine import Engine
 from spin_core.lab.distill.corpus import Shard
 from spin_core.lab.distill.evaluate import MAX_GAMMA, Scores, score
+from spin_core.lab.distill.kinds import kind_of
 from spin_core.lab.distill.states import States, compute
 from spin_core.lab.simulate.recording import chains
 from spin_core.request import Request, SamplingParams
 from spin_core.workloads import SETS, load_workload
 
 STRICT = "ngram-strict"     # the lookup inside a composed drafter, which asks for a longer match
+# Second turns of the test split's conversations; none is among those that drafters learn from.
+FOLLOW_UPS = (
+    "What would be the strongest objection to that?", "Please say the most important part again, in other words.",
+    "Give me a worked example to go with that.", "What did you leave out?",
+    "Put your answer into a small table.", "How would you put that to a child of eight?",
+    "Please turn that into five short bullet points.", "What should I do next?",
+    "Write a title and a closing sentence for that.", "Could you check your answer for mistakes and correct it?",
+    "And now the same in a much more cheerful tone, please.", "Tell me more about the last point.")
 
 
 @dataclass
@@ -30,17 +40,35 @@ class Answers:
     states: States
     workloads: list[str]
     categories: list[str]
+    kinds: list[str]
 
 
-def answer(family, limit: int | None, max_new_tokens: int) -> Answers:
-    """Let the target answer the test splits."""
-    prompts = [p for name in SETS for p in load_workload(name, split="test", limit=limit)]
-    engine = Engine(family, "none", max_batch=32, max_len=1024)
-    requests = engine.generate([p.messages for p in prompts], SamplingParams(max_new_tokens=max_new_tokens))
-    kept = [(p, r) for p, r in zip(prompts, requests) if r.output_ids]
-    shard = Shard.build([r.prompt_ids for _, r in kept], [r.output_ids for _, r in kept], [0.0] * len(kept))
+def answer(family, limit: int | None, max_new_tokens: int, workload: str | Path | None = None,
+           turns: int = 1) -> Answers:
+    """Let the target answer the test splits, or the prompts of a file, ``limit`` of each.
+
+    Of up to ``turns`` the later ones are a file's follow-ups, else :data:`FOLLOW_UPS` in turn: the target's own answer
+    stands before them.
+    """
+    names = SETS if workload is None else [workload]
+    prompts = [p for name in names for p in load_workload(name, split="test", limit=limit)]
+    waiting = [(p, p.messages, list(p.follow_ups)) for p in prompts]
+    if workload is None:
+        waiting = [(p, messages, [FOLLOW_UPS[i % len(FOLLOW_UPS)]]) for i, (p, messages, _) in enumerate(waiting)]
+    engine, kept = Engine(family, "none", max_batch=32, max_len=min(2048, family.max_context)), []
+    while waiting and turns:
+        requests = engine.generate([messages for _, messages, _ in waiting],
+                                   SamplingParams(max_new_tokens=max_new_tokens))
+        answered = [(*entry, r) for entry, r in zip(waiting, requests) if r.output_ids]
+        kept += [(p, messages, r) for p, messages, _, r in answered]
+        waiting = [(p, [*messages, {"role": "assistant", "content": r.text}, {"role": "user", "content": later[0]}],
+                    later[1:]) for p, messages, later, r in answered if later]
+        turns -= 1
+    prompts, conversations, requests = zip(*kept)
+    shard = Shard.build([r.prompt_ids for r in requests], [r.output_ids for r in requests], [0.0] * len(requests))
     states = compute(family.target, shard, family.vocab_size, layers=layers_read(family.drafters.values()))
-    return Answers(shard, states, [p.workload for p, _ in kept], [p.category for p, _ in kept])
+    kinds = [kind_of([m["content"] for m in messages if m["role"] == "user"]) for messages in conversations]
+    return Answers(shard, states, [p.workload for p in prompts], [p.category for p in prompts], kinds)
 
 
 def is_lookup(family, name: str) -> bool:

@@ -33,6 +33,12 @@ Chain = list[tuple[int, int]]
 
 def add_arguments(parser) -> None:
     parser.add_argument("--limit", type=positive, help="prompts of each workload's test split (default all)")
+    parser.add_argument("--workload", type=Path, metavar="FILE",
+                        help="prompts of your own instead, in a published benchmark's format: question files of MT-bench "
+                             "and Spec-Bench (JSON lines with `turns`), Alpaca, ShareGPT, or `prompt`")
+    parser.add_argument("--turns", type=positive, default=1, help="of each conversation (default 1; MT-bench has 2)")
+    parser.add_argument("--by", choices=("workload", "category", "kind"),
+                        help="what the rows are grouped by (default: workload, of a FILE category)")
     parser.add_argument("--max-new-tokens", type=positive, default=128)
     parser.add_argument("--repeats", type=positive, default=15, help="interleaved repeats of every timing (default 15)")
     parser.add_argument("--context", type=positive, default=192, help="cached tokens while timing (default 192)")
@@ -56,13 +62,17 @@ def run(args) -> Report:
     if args.figures:
         check_writable(Path(args.figures, f"{FIGURE}.json"))
     family = zoo.load("smollm2")
-    answers = answer(family, args.limit, args.max_new_tokens)
+    answers = answer(family, args.limit, args.max_new_tokens, args.workload, args.turns)
+    by = args.by or ("category" if args.workload else "workload")
+    answers.workloads = {"workload": answers.workloads, "category": answers.categories, "kind": answers.kinds}[by]
     names = [*family.drafters, "ngram", *(f"ngram+{name}" for name in family.drafters)]
     judged = {name: judge(family, name, answers) for name in names}
     costs, verify = measure_costs(family, args.context, args.repeats)
     report = summarise(judged, answers, costs, verify)
-    report.notes.append(f"{len(answers.workloads)} prompts, at most {args.max_new_tokens} tokens each, greedy; costs "
-                        f"at batch 1 with {args.context} cached tokens: v = " + ", ".join(f"{v:.2f}" for v in verify))
+    source = args.workload or "the test split"
+    report.notes.append(f"{len(answers.workloads)} requests of {source} by {by}, at most {args.max_new_tokens} tokens each, "
+                        f"greedy; costs at batch 1 with {args.context} cached tokens: v = "
+                        + ", ".join(f"{v:.2f}" for v in verify))
     if args.figures:
         save_figure(report, request_counts(answers), args.figures)
     return report
@@ -164,11 +174,13 @@ def _bars(mix: dict[str, dict], judged: dict[str, Judged], answers: Answers) -> 
     shares = sorted((row["best_share"] for row in mix.values() if row["best_share"] is not None), reverse=True)
     tau = {n: mix[n]["tau4"] for n in models}
     return [Bar("tokens per verification at gamma 4, weakest model drafter", tau[models[0]], ">= 1.75"),
-            Bar("tokens per verification at gamma 4, middle model drafter", tau[models[len(models) // 2]], ">= 2.1"),
-            Bar("tokens per verification at gamma 4, strongest model drafter", tau[models[-1]], ">= 2.5"),
+            Bar("tokens per verification at gamma 4, strongest model drafter", tau[models[-1]], ">= 2.3"),
+            Bar("tokens per verification at gamma 4, best drafter with c <= .06",
+                max((mix[n]["tau4"] for n in models if mix[n]["c"] <= .06), default=None), ">= 2.0"),
             Bar(f"tokens per verification at gamma 4, ngram on {', '.join(REPEATING)}",
                 _tau(judged["ngram"].chains[4], repeating) if repeating else None, ">= 1.5"),
-            Bar("largest share of requests with one best drafter", shares[0], "<= 0.7"),
+            Bar("largest share of requests with one best drafter", shares[0], "<= 0.5"),
+            Bar("share of requests for which a model drafter is best", sum(mix[n]["best_share"] for n in models), ">= 0.4"),
             Bar("share of the third most frequent best drafter", shares[2] if len(shares) > 2 else None, ">= 0.05")]
 
 

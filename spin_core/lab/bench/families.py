@@ -19,6 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from spin_core.engine import Engine
 from spin_core.lab.bench import Bar, Report
 from spin_core.request import SamplingParams
+from spin_core.runtime.check import STATE
 from spin_core.zoo import DraftModel, Family
 
 DESCRIPTION = "every causal LM architecture of the installed transformers, tiny: served exactly, or refused by name"
@@ -181,7 +182,7 @@ def compare(family: str, runs=RUNS) -> dict:
             model = build(family)
             expected = [library_text(model, prompt) for prompt in PROMPTS]
         except Exception as error:
-            return row | {"reason": _line(error), "seconds": time.perf_counter() - began}
+            return row | {"reason": _line(error) + _stateful(family), "seconds": time.perf_counter() - began}
         try:
             texts = serve(model, runs)
             wrong = [run for run, found in texts.items() if found != expected]
@@ -194,6 +195,12 @@ def compare(family: str, runs=RUNS) -> dict:
         slow = [str(w.message) for w in caught if "library's own code" in str(w.message)]
         row |= {"path": "library" if slow else "ragged", "reason": slow[0].partition("slow: ")[2] if slow else ""}
     return row | {"seconds": time.perf_counter() - began}
+
+
+def _stateful(family: str) -> str:
+    """What would stand against an architecture that was not built."""
+    model = getattr(hf, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family], None)
+    return f" (and it {STATE})" if getattr(model, "_is_stateful", False) else ""
 
 
 def _line(error: BaseException) -> str:
@@ -210,5 +217,5 @@ def run(args) -> Report:
     return Report("families", rows, bars, [
         f"transformers {hf.__version__}; " + "; ".join(f"{name.lower()}: {number}" for name, number in count.items()),
         "ragged: all requests in one pass; library: the library's own code, one request at a time",
-        "NOT BUILT: no tiny model, or its own generate fails; nothing is said about these"])
+        "NOT BUILT: no tiny model, or its own generate fails; nothing is said about these (gemma3n needs timm)"])
 

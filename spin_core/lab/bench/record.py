@@ -15,9 +15,10 @@ from spin_core.lab.simulate.recording import Passes, Recording
 
 
 def record(family, limit: int | None, max_new_tokens: int, repeats: int) -> Recording:
-    """``limit`` prompts of each workload's test split (None: all), answered greedily, and what drafters would draft."""
+    """``limit`` prompts of each workload's test split (None: all), each with a second turn, answered greedily, and what
+    drafters would draft."""
     began = time.time()
-    answers = answer(family, limit, max_new_tokens)
+    answers = answer(family, limit, max_new_tokens, turns=2)
     models, lookups = pool(family)
     arms = [*models, *lookups]
     texts = [answers.shard.sequence(i) for i in range(len(answers.workloads))]
@@ -32,7 +33,7 @@ def record(family, limit: int | None, max_new_tokens: int, repeats: int) -> Reco
         seen[workload] = seen.get(workload, -1) + 1
         turn.append(seen[workload])
     about = {"kind": "measured", "source": "python -m spin_core bench select --record", **provenance.here(),
-             "text": f"greedy answers of at most {max_new_tokens} tokens", "seconds": round(time.time() - began)}
+             "text": f"greedy answers of at most {max_new_tokens} tokens, two turns of each prompt", "seconds": round(time.time() - began)}
     recording = Recording(
         tuple(arms), np.minimum(accepted, proposed), proposed,      # where nothing is drafted, nothing is accepted
         np.cumsum([0] + [len(text) for _, text in texts]), np.array([len(prompt) for prompt, _ in texts]),

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 from spin_core.lab.bench import Bar, Report, positive
-from spin_core.lab.distill.drafters import LADDER, rung_name
+from spin_core.lab.distill.recipes import LADDER, rung_name
 from spin_core.engine import Engine
 from spin_core.request import SamplingParams
 from spin_core.lab.simulate.spire import ABLATION

@@ -1,7 +1,7 @@
 """Let the target answer: fresh prompts, turns it wrote itself, second turns, tasks on its own texts, the workloads.
 
-The target's states are kept beside each shard. Shard n depends on (seed, n) and, for second turns, on shard n - 1, so a
-killed run goes on where it was and two runs with one seed make the same data.
+Shard n depends on (seed, n) and, for second turns, on shard n - 1, so a killed run goes on where it was and two runs with
+one seed make the same data.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from pathlib import Path
 import torch
 
 from spin_core.lab.distill import corpus
-from spin_core.lab.distill.decode import BatchDecoder, Decoded
+from spin_core.lab.distill.decode import BatchDecoder
 from spin_core.lab.distill.prompts import Messages, PromptWriter
-from spin_core.lab.distill.states import States, save
 from spin_core.zoo import Family
 
 # Greedy answers matter most: they are what is served by default and what is measured.
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0)
 MAX_PROMPT, MAX_ANSWER, MAX_TURN = 448, 128, 64
-SHORT = 144
 
 
 def generate(family: Family, folder: Path, answer_tokens: int, *, seed: int = 0, shard_size: int = 256,
@@ -38,8 +36,7 @@ def generate(family: Family, folder: Path, answer_tokens: int, *, seed: int = 0,
     decoder = BatchDecoder(family.target, family.vocab_size, family.stop_ids)
     began, fresh = time.time(), 0
     while number == 0 or (tokens < answer_tokens and time.time() < deadline):
-        shard, states = make_shard(family, decoder, number, seed, shard_size, previous, train_prompts or [])
-        save(states, folder / f"states-{number:05d}.safetensors")       # first, so that no shard is without
+        shard = make_shard(family, decoder, number, seed, shard_size, previous, train_prompts or [])
         corpus.write(folder / f"shard-{number:05d}.safetensors", shard, {"seed": str(seed)})
         tokens, fresh, number, previous = tokens + shard.answer_tokens, fresh + shard.answer_tokens, number + 1, shard
         tell(f"data: {number} shards, {tokens:,} answer tokens ({answer_tokens:,} wanted), "
@@ -47,10 +44,10 @@ def generate(family: Family, folder: Path, answer_tokens: int, *, seed: int = 0,
 
 
 def make_shard(family: Family, decoder: BatchDecoder, number: int, seed: int, size: int,
-               previous: corpus.Shard | None, train_prompts: list[Messages]) -> tuple[corpus.Shard, States]:
-    """One batch of prompts, their answers, and the target's states along both."""
+               previous: corpus.Shard | None, train_prompts: list[Messages]) -> corpus.Shard:
+    """One batch of prompts and their answers."""
     rng = random.Random(f"{seed}/{number}")
-    generator = torch.Generator(decoder.model.device).manual_seed(rng.getrandbits(60))
+    generator = torch.Generator(family.target.device).manual_seed(rng.getrandbits(60))
     writer = PromptWriter(rng.getrandbits(60))
     # The first of a shard are held out: fresh prompts, answered greedily; no later prompt is built on them.
     messages = [writer.fresh() for _ in range(size * 30 // 100)]
@@ -65,16 +62,7 @@ def make_shard(family: Family, decoder: BatchDecoder, number: int, seed: int, si
     while len(prompts) < size:
         prompts.append(family.encode(writer.fresh()[0]["content"]))
     temperatures = [0.0 if i < -(-size // corpus.HELD_OUT) else rng.choice(TEMPERATURES) for i in range(size)]
-    # short and long prompts apart: a batch is as wide as its widest
-    decoded: dict[int, Decoded] = {}
-    for long in (False, True):
-        group = [i for i, p in enumerate(prompts) if (len(p) > SHORT) == long]
-        if group:
-            decoded |= zip(group, decoder([prompts[i] for i in group], [temperatures[i] for i in group], MAX_ANSWER,
-                                          generator))
-    texts = [decoded[i] for i in range(size)]
-    return (corpus.Shard.build(prompts, [t.answer for t in texts], temperatures),
-            States.join([t.states for t in texts]))
+    return corpus.Shard.build(prompts, decoder(prompts, temperatures, MAX_ANSWER, generator), temperatures)
 
 
 def _on_answers(family: Family, shard: corpus.Shard, writer: PromptWriter, rng: random.Random,
@@ -104,5 +92,5 @@ def _own_turns(family: Family, decoder: BatchDecoder, count: int, generator: tor
     one, two = (family.encode([{"role": "user", "content": text}]) for text in ("a", "b"))
     opening = one[:next(i for i, (x, y) in enumerate(zip(one, two)) if x != y)]
     turns = decoder([opening] * count, [1.0] * count, MAX_TURN, generator)
-    texts = [family.decode(turn.answer).strip() for turn in turns]
+    texts = [family.decode(turn).strip() for turn in turns]
     return [[{"role": "user", "content": text}] for text in texts if text]

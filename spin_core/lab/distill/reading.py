@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from spin_core.lab.distill import fused
-from spin_core.lab.distill.fused import HALF
+from spin_core.lab.distill import fused, loss
 
 ROWS = 256          # of a vocabulary's logits at once: they stay in the processor's cache
 TEXTS = 16          # read at once
@@ -26,34 +25,37 @@ ALIKE = 16          # lengths are rounded up to multiples of this
 
 
 class Reader:
-    """The target in bf16. ``layers``: those whose inputs are kept."""
+    """The target in HALF. ``layers``: those whose inputs are kept. ``compiled``: worth it for more than some minutes."""
 
-    def __init__(self, model: PreTrainedModel, vocab_size: int, layers: tuple[int, ...]) -> None:
-        config, weights = model.config, {name: w.detach().to(HALF) for name, w in model.state_dict().items()}
-        self.layers, self.vocab_size, self.hidden, self.eps = layers, vocab_size, config.hidden_size, config.rms_norm_eps
+    def __init__(self, model: PreTrainedModel, vocab_size: int, layers: tuple[int, ...], compiled: bool = True) -> None:
+        config, weights = model.config, {name: w.detach().to(fused.HALF) for name, w in model.state_dict().items()}
+        self.layers, self.vocab_size, self.compiled = layers, vocab_size, compiled
+        self.hidden, self.eps = config.hidden_size, config.rms_norm_eps
         self.embedding = weights["model.embed_tokens.weight"]
-        self.head = model.get_output_embeddings().weight.detach().to(HALF)
+        self.head = model.get_output_embeddings().weight.detach().to(fused.HALF)
         self.weights = fused.tree({name.removeprefix("model."): w for name, w in weights.items()
                                    if name.startswith("model.layers.")})["layers"]
         self.norm = weights["model.norm.weight"]
         self.rotary = model.model.rotary_emb
         self.layer, self.log_normaliser, self.probabilities = (
-            torch.compile(each) for each in (fused.target_layer, fused.log_normaliser, fused.probabilities))
+            torch.compile(each) if compiled else each
+            for each in (fused.target_layer, loss.log_normaliser, loss.probabilities))
 
     def angles(self, length: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines ``[1, length, dim / 2]`` of the rotary embedding."""
         position = torch.arange(length, device=self.embedding.device)[None]
-        return tuple(part[..., :part.shape[-1] // 2].float() for part in self.rotary(self.embedding[:1].float(), position))
+        parts = self.rotary(self.embedding[:1].float(), position)
+        return tuple(part[..., :part.shape[-1] // 2].float() for part in parts)
 
     @torch.no_grad()
-    def states(self, tokens: Tensor, compiled: bool = True) -> Tensor:
+    def states(self, tokens: Tensor) -> Tensor:
         """``tokens [B, T]`` -> ``[B, T, (layers + 1) * hidden]``: the inputs of the layers, then what the head reads."""
         x, (cos, sin), kept = self.embedding[tokens], self.angles(tokens.shape[1]), {}
         for number, weights in enumerate(self.weights):
             kept[number] = x if number in self.layers else None
-            for part in (x, cos, sin) if compiled else ():
+            for part in (x, cos, sin) if self.compiled else ():
                 torch._dynamo.mark_dynamic(part, 1)
-            x = (self.layer if compiled else fused.target_layer)(x, weights, cos, sin, self.eps)
+            x = self.layer(x, weights, cos, sin, self.eps)
         kept[len(self.weights)] = x
         return torch.cat([*(kept[layer] for layer in self.layers), fused.norm(x, self.norm, self.eps)], -1)
 
@@ -69,7 +71,8 @@ class Reader:
     def p(self, hidden: Tensor, log_z: Tensor, head: Tensor) -> Tensor:
         """p on the draft vocabulary whose rows of the head are ``head [Vd, hidden]``: ``[N, Vd]``; N is a multiple of
         ROWS."""
-        return torch.cat([self.probabilities(part @ head.T, z) for part, z in zip(hidden.split(ROWS), log_z.split(ROWS))])
+        parts = zip(hidden.split(ROWS), log_z.split(ROWS))
+        return torch.cat([self.probabilities(part @ head.T, z) for part, z in parts])
 
 
 @dataclass
@@ -122,12 +125,13 @@ class Store:
             if start >= end or start + length <= first:
                 break
             del self.where[oldest]
-        self.states[first:end], self.log_z[first:end] = states.bfloat16().view(torch.int16).numpy(), log_z.numpy()
+        self.states[first:end] = states.cpu().bfloat16().view(torch.int16).numpy()
+        self.log_z[first:end] = log_z.cpu().numpy()
         self.where[key], self.at = [first, count, self._sum(first)], end
 
     def get(self, key: str) -> tuple[Tensor, Tensor]:
         first, count, _ = self.where[key]
-        return (torch.from_numpy(self.states[first:first + count].copy()).view(torch.bfloat16).to(HALF),
+        return (torch.from_numpy(self.states[first:first + count].copy()).view(torch.bfloat16).to(fused.HALF),
                 torch.from_numpy(self.log_z[first:first + count].copy()))
 
     def save(self) -> None:
@@ -145,7 +149,7 @@ def fill(store: Store, reader: Reader, texts: list[Text]) -> int:
     for first in range(0, len(new), TEXTS):
         part = new[first:first + TEXTS]
         width = -(-max(len(t.tokens) for t in part) // ALIKE) * ALIKE
-        tokens = torch.zeros(TEXTS, width, dtype=torch.int64)
+        tokens = torch.zeros(TEXTS, width, dtype=torch.int64, device=reader.head.device)
         for row, text in enumerate(part):
             tokens[row, :len(text.tokens)] = text.tokens
         states = reader.states(tokens)

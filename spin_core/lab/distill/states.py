@@ -1,7 +1,7 @@
 """What the target's head reads, for every token of the corpus, in half precision.
 
-The distribution itself would be 49,152 numbers a token, terabytes for a modest corpus. The state before the head is 576, and
-the head is applied again when a batch needs the distribution. ``log_z``, the log of the distribution's normaliser over the *whole*
+The distribution itself would be 49,152 numbers a token, terabytes for a modest corpus. The state before the head is 576,
+and the head is applied again when a batch needs the distribution. ``log_z``, the log of its normaliser over the *whole*
 vocabulary, makes the distribution over a reduced vocabulary exact, without renormalising.
 """
 
@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from spin_core.lab.distill.corpus import Shard, load_whole, save_whole
+from spin_core.lab.distill.corpus import Shard
 from spin_core.runtime.linear import pack_linears
 from spin_core.runtime.loading import share_weights
 from spin_core.zoo.fed import LAST
@@ -36,10 +35,6 @@ class States:
         layers = getattr(model, "layers_read", (LAST,))
         parts = [self.hidden if layer == LAST else self.inputs[layer] for layer in layers]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-
-    @staticmethod
-    def join(parts: list["States"]) -> "States":
-        return States(torch.cat([s.hidden for s in parts]), torch.cat([s.log_z for s in parts]))
 
 
 @torch.inference_mode()
@@ -74,16 +69,6 @@ def compute(model: PreTrainedModel, shard: Shard, vocab_size: int, batch_tokens:
         out.log_z[index[deciding]] = torch.cat([
             model.lm_head(part)[:, :vocab_size].float().logsumexp(-1) for part in hidden[deciding].split(batch_tokens)])
     return out
-
-
-def save(states: States, path: Path) -> None:
-    """Write the states; the file appears whole or not at all."""
-    save_whole(path, {"hidden": states.hidden.contiguous(), "log_z": states.log_z.contiguous()})
-
-
-def read(path: Path) -> States:
-    """On the CPU: a corpus may outgrow a GPU."""
-    return States(**load_whole(path))
 
 
 def fast_bf16(device: torch.device) -> bool:

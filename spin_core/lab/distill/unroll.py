@@ -37,7 +37,7 @@ def unrolled_attention(module, query: Tensor, key: Tensor, value: Tensor, attent
     depth, length = len(earlier), query.shape[2]
     visible = torch.ones(length, length, dtype=torch.bool, device=query.device).tril(-depth)
     if window is not None:
-        visible &= visible.triu(1 - window) | (torch.arange(length, device=query.device) < SINK)
+        visible &= visible.triu(1 - window) | (torch.arange(length, device=query.device) < SINK + first)
     if first:
         visible[:, :first] = torch.eye(length, first, dtype=torch.bool, device=query.device)
     if not earlier:

@@ -105,6 +105,7 @@ class Work:
 
 def whole_label(control: DOMWidget) -> DOMWidget:
     """Let a control show its whole label, however long."""
+    control.layout.margin = "2px 18px 2px 2px"
     if "style" in control.traits() and hasattr(control.style, "description_width"):
         control.style.description_width = "initial"
     if "slider" in type(control).__name__.lower():

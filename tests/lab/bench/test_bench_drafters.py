@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from spin_core.lab.bench import drafters as bench
-from spin_core.lab.bench.answers import Answers
+from spin_core.lab.bench.answers import FOLLOW_UPS, Answers, answer
 from spin_core.lab.distill.corpus import Shard
+from spin_core.lab.distill.prompts import WORDS, PromptWriter
 from spin_core.lab.distill.states import compute
 from spin_core.lab.distill.table import make_table
 from spin_core.draft import DraftTable
 from spin_core.engine import Engine
 from spin_core.request import SamplingParams
+from spin_core.workloads import load_workload
 from tests import tiny
 
 PROMPTS = ["abcabcabc", "hello", "xyxyxyxy", "q"]
@@ -35,7 +38,7 @@ def answers(family) -> Answers:
     requests = Engine(family, "none", max_batch=4).generate(PROMPTS, SamplingParams(max_new_tokens=24))
     shard = Shard.build([r.prompt_ids for r in requests], [r.output_ids for r in requests], [0.0] * 4)
     return Answers(shard, compute(family.target, shard, family.vocab_size), ["a", "a", "b", "b"],
-                         ["rewrite", "x", "y", "z"])
+                   ["rewrite", "x", "y", "z"], ["other"] * 4)
 
 
 @pytest.mark.parametrize("name", ["near", "subset", "same", "ngram", "habits", "ngram+near", "ngram+habits",
@@ -89,3 +92,33 @@ def test_report_and_figure(family, answers, tmp_path):
     assert report.bars[0].name.endswith("weakest model drafter") and "habits" in costs
     bench.save_figure(report, bench.request_counts(answers), str(tmp_path))
     assert (tmp_path / "best_ssm_share.json").exists()
+
+
+class Chatting(tiny.TinyFamily):
+    """A tiny family that reads messages: the last words of the conversation."""
+
+    def encode(self, prompt) -> list[int]:
+        return [ord(c) % tiny.VOCAB for m in prompt for c in f"{m['role'][0]}{m['content'][-9:]}"]
+
+
+def test_a_file_in_a_published_format_is_answered_turn_by_turn(family, tmp_path):
+    path = tmp_path / "question.jsonl"
+    path.write_text("".join(json.dumps({"question_id": n, "category": "math", "turns": ["What is 2 + 2?", f"And {n}?"]})
+                            + "\n" for n in range(81, 84)))
+    served = Chatting(family.target, family.drafters)
+    one, two = (answer(served, None, 12, path, turns) for turns in (1, 2))
+    assert len(one.workloads) == 3 and len(two.workloads) == 6 and set(two.categories) == {"math"}
+    assert set(two.kinds) == {"facts"}
+    first, second = two.shard.sequence(0), two.shard.sequence(3)
+    text = served.decode(first[1])
+    assert second[0] == served.encode([{"role": "user", "content": "What is 2 + 2?"},
+                                       {"role": "assistant", "content": text}, {"role": "user", "content": "And 81?"}])
+
+
+def test_second_turns_are_held_out():
+    """They are none of those that drafters learn from, and make the test split 400 requests and more."""
+    assert not set(FOLLOW_UPS) & set(WORDS.follow_ups) and len(set(FOLLOW_UPS)) == len(FOLLOW_UPS)
+    assert 2 * len(load_workload("mix", "test")) >= 400
+    writer = PromptWriter(5)
+    fresh = {writer.fresh()[0]["content"] for _ in range(3000)}
+    assert not fresh & {p.messages[-1]["content"] for p in load_workload("mix", "test")}

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from spin_core.lab.distill.command import distill, divide, load
+from spin_core.lab.distill.command import distill
 from spin_core.lab.distill.corpus import Shard
-from spin_core.lab.distill.drafters import RECIPES, draft_vocabulary, prune
-from spin_core.lab.distill.evaluate import Scores, score, tokens_per_verification
+from spin_core.lab.distill.evaluate import Scores
+from spin_core.lab.distill.recipes import RECIPES
 from spin_core.lab.distill.states import States
 
 Curve = tuple[list[float], list[float]]
@@ -24,7 +24,7 @@ def shipped_curves() -> dict[str, Curve]:
 
     out = {}
     for path in sorted(Path(zoo.__file__).with_name("drafters").glob("*.json")):
-        log = [entry for entry in json.loads(path.read_text()).get("log", []) if "tokens" in entry]
+        log = [entry for entry in json.loads(path.read_text()).get("log", []) if entry.get("tokens")]
         if log:
             out[path.stem] = [e["tokens"] for e in log], [e["held_out_tokens_per_verification"] for e in log]
     return out
@@ -32,16 +32,12 @@ def shipped_curves() -> dict[str, Curve]:
 
 def small_run(family, name: str, folder: Path, *, answer_tokens: int, steps: int, shard: int = 32,
               train_prompts=None) -> Curve:
-    """The whole recipe in small: data, states, training. The curve begins with the drafter pruned and not trained."""
+    """The whole recipe in small: data and training. The curve begins with the drafter pruned and not trained."""
     distill(family, {name: RECIPES[name]}, folder, budget=3600, answer_tokens=answer_tokens, shard_size=shard,
-            train_prompts=train_prompts, settings={"batch": 8, "steps": steps, "evaluations": 3},
+            train_prompts=train_prompts, steps=steps, evaluations=3,
             tell=lambda line: print(line.replace(f"{folder}/", "")))        # where that is differs from run to run
-    (train_set, _), held = divide(*load(folder / "data"))
-    ids = draft_vocabulary(train_set, RECIPES[name].vocab, family.vocab_size, family.stop_ids)
-    fresh = prune(family.target, RECIPES[name], ids).eval()
-    untrained = tokens_per_verification(score(fresh, ids, family.target, *held), 4)
     log = json.loads((folder / name / f"{name}.json").read_text())["log"]
-    return ([0, *(e["tokens"] for e in log)], [untrained, *(e["held_out_tokens_per_verification"] for e in log)])
+    return [e["tokens"] for e in log], [e["held_out_tokens_per_verification"] for e in log]
 
 
 def coverage(text: Shard, sizes: Sequence[int], vocab_size: int) -> list[float]:
