@@ -105,6 +105,7 @@ WRONG_LOOPS = {
     "p and q exchanged": (loop_with(lambda u, p, q: u * p < q), "p = 0"),
     "replaces from p": (loop_with(rest=lambda p, q: p), "not from p"),
     "goes on behind a rejection": (loop_with(goes_on=True), "ends at the first rejection"),
+    "residual not divided": (loop_with(rest=lambda p, q: np.maximum(p - q, 0)), "Divide the residual by its sum"),
     "accepts too seldom": (loop_with(lambda u, p, q: u * q < .8 * p or p == q), "BIASED"),
     "no bonus": (lambda *given: accept_reject(*given)[:len(given[2])], "one more token"),
     "a number": (lambda *given: 3, "list of token ids"),

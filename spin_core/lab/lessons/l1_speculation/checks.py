@@ -103,7 +103,12 @@ def _rules_then_distribution(solution: Callable) -> str:
 
     @wraps(solution)
     def loop(p, q, drafted):
-        return solution(p, q, drafted, rng)
+        try:
+            return solution(p, q, drafted, rng)
+        except ValueError as error:
+            if "sum to 1" in str(error):        # what rng.choice says of weights
+                raise ValueError("the probabilities do not sum to 1. Divide the residual by its sum") from error
+            raise
 
     def emitted(p, q, drafted) -> list[int]:
         answer = ask(loop, np.array(p), np.array(q), drafted, called=called)

@@ -104,7 +104,10 @@ def _strip(ax: Axes, y: float, step: Step, size: float, columns: float, *, befor
            number: int = 0) -> list[float]:
     """A step's tokens on line y, behind the end of the text before it; the centre of every place."""
     context = label(step.before, 10**6).replace("␣", " ") if step.before else "(start)"
-    context = context[-(before - 4 if number else before):]
+    room = before - 4 if number else before
+    if len(context) > room:         # begin with a whole word, where there is one
+        end = context[1 - room:]
+        context = "…" + (end.partition(" ")[2] or end)
     if number:
         ax.text(0.4, y, f"{number}", size=9, color=GREY, va="center_baseline")
     ax.text(before + 0.2, y, context, ha="right", va="center_baseline", family=MONO, size=size, color=GREY)
@@ -234,10 +237,10 @@ def outcomes(names: Sequence[str], exact: Sequence[float], samples: Mapping[str,
     exact, x = np.asarray(exact, float), np.arange(len(names))
     spread = 2 * np.sqrt(exact * (1 - exact) / count)
     left.bar(x, exact, color=tint(P_COLOUR, 0.30), width=0.82, label="exact distribution of the target")
-    low = np.maximum(exact - spread, 0)
-    left.bar(x, exact + spread - low, bottom=low, color=tint(P_COLOUR, 0.55), width=0.82, linewidth=0,
-             label=f"± 2 standard deviations of {count:,} draws")
-    offsets = np.linspace(-0.24, 0.24, len(samples))
+    left.hlines(exact, x - 0.41, x + 0.41, color=P_COLOUR, linewidth=1.6)
+    left.errorbar(x - 0.32, exact, [np.minimum(exact, spread), spread], fmt="none", ecolor=P_COLOUR, capsize=2.5,
+                  elinewidth=1.3, label=f"± 2 standard deviations of {count:,} draws")
+    offsets = np.linspace(-0.14, 0.3, len(samples))
     for (name, values), (colour, marker), shift in zip(samples.items(), SAMPLES, offsets):
         left.plot(x + shift, values, marker, color=colour, markeredgecolor="white", markeredgewidth=0.8,
                   label=name)
@@ -332,7 +335,7 @@ def acceptance_by_position(counts: Mapping[str, Counts], *, here: Mapping[str, C
                     markerfacecolor="white", markersize=5)
     ax.set_title(title)
     figure.legend(*ax.get_legend_handles_labels(), loc="outside right upper", title_fontsize=9,
-                  title="dashed: all places" + "\nhollow: this run" * bool(here))
+                  title="bars: 95 % intervals\ndashed: all places" + "\nhollow: this run" * bool(here))
     return figure
 
 
@@ -360,8 +363,9 @@ def acceptance_by_request(values: Mapping[str, Sequence[float]], groups: Sequenc
         first, second = np.argsort(-share)[:2]
         ax.set(xlabel=f"{len(x)} requests, sorted", xticks=[])
         ax.set_title(f"{kind}: {names[first]} {share[first]:.0%},\n{names[second]} {share[second]:.0%}", size=10)
-    figure.axes[0].set_ylabel(ylabel + " with the best drafter")
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(names))
+    figure.axes[0].set_ylabel(ylabel)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(names),
+                  title="mark: the best drafter (of equal ones, the first); grey: down to the worst", title_fontsize=9)
     return figure
 
 
@@ -388,23 +392,26 @@ def speed(gammas: Sequence[int],
         bars = np.clip([np.subtract(values, low), np.subtract(high, values)], 0, None)
         left.errorbar(x + 0.12 * i - 0.06, values, bars, fmt=marker, color=colour, capsize=3, elinewidth=1.2,
                       markeredgecolor="white", zorder=5, label=f"{name}: {gain}")
-    top = 1.3 * max(map(max, [*curves.values(), *(values for values, _, _ in measured.values())]))
-    for values, _, high in measured.values():       # one lucky prompt must not squeeze all others
+    top = 1.2 * max(map(max, [*curves.values(), *(values for values, _, _ in measured.values())]))
+    for row, (name, (_, _, high)) in enumerate(measured.items()):   # one lucky prompt must not squeeze all others
         for i in np.flatnonzero(np.asarray(high) > top):
-            left.text(i + 0.1, top * 0.985, f"↑{high[i]:.0f}", size=9, color="#555555", va="top")
+            left.text(i + 0.1, top * (0.985 - 0.06 * row), f"↑{high[i]:.0f}", size=9, va="top",
+                      color=look(name, row)[0])
     left.set(xlabel="γ, drafted tokens per step (0: plain decoding)", ylabel="tokens per second",
              ylim=(0, top))
     left.set_xticks(x, gammas)
-    left.set_title("Goodput on this machine")
+    left.set_title("Goodput here (bars: slowest to fastest prompt, ↑ off axis)", size=10)
     base = np.zeros(len(gammas))
+    whole = np.sum(list(phases.values()), axis=0).max()
     for (name, values), colour in zip(phases.items(), (ORANGE, BLUE, SKY, "#BBBBBB")):
-        right.bar(x, values, bottom=base, color=colour, width=0.7, label=name)
+        small = max(values) < 0.02 * whole      # too thin to be seen: the legend says so
+        right.bar(x, values, bottom=base, color=colour, width=0.7, label=f"{name} (below 2 %)" if small else name)
         base += np.asarray(values, float)
     right.set_xticks(x, gammas)
-    right.set(xlabel="γ", ylabel="milliseconds per step", ylim=(0, base.max() * 1.45))
+    right.set(xlabel="γ", ylabel="milliseconds per step", ylim=(0, whole * 1.05))
     right.grid(axis="x", visible=False)
-    right.legend(loc="upper left", reverse=True)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", ncols=2)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower left")
+    figure.legend(*right.get_legend_handles_labels(), loc="lower right", reverse=True)
     right.set_title(f"Where a step's time goes, {next(iter(measured))}")
     return figure
 
