@@ -79,7 +79,8 @@ REFUSE = {
     "moshi": (lambda: hf.MoshiConfig(**SIZES | dict(num_key_value_heads=2, head_dim=8, ffn_dim=48), sliding_window=8),
               "layer 0 shows a token all of its past, but the library's cache keeps 8 tokens"),
     # an encoder: every token sees all
-    "bert": (lambda: hf.BertConfig(**SIZES | dict(pad_token_id=0), intermediate_size=48), "differ from the library's by"),
+    "bert": (lambda: hf.BertConfig(**SIZES | dict(pad_token_id=0), intermediate_size=48),
+             "reads a text in parts otherwise than at once"),
 }
 
 

@@ -279,7 +279,7 @@ def test_fixed_drafters_draft_as_much_as_pays(monkeypatch, tmp_path):
 
 def test_everybody_takes_part_on_a_tiny_family(family):
     family.drafters = {name: family.drafters[name] for name in ("near", "subset")}
-    args = SimpleNamespace(max_new_tokens=6, assistant=None, fixed=["near:2", "ngram:4"],
+    args = SimpleNamespace(max_new_tokens=6, assistant=None, fixed=["near:2", "ngram:4"], plain=False, peer=[],
                            arms=["sparse:target:1/2", "vote", "tree:near,subset:2,1"])
     prompts = {"mix": [[5, 6, 7], [8, 9, 10, 11]]}
     for batch in (1, 2):
@@ -287,7 +287,8 @@ def test_everybody_takes_part_on_a_tiny_family(family):
         here = peers.field_of(family, batch, 0.0, args)
         here = [c for c in here if c.name not in (peers.CONTINUOUS, peers.FLASHSPEC)]
         peers.compare(here, prompts, [[3]], GREEDY, 0.0, notes)
-        rows = [peers.row(c, here[0], 0.0) for c in here]
+        plain = next(c for c in here if c.name == peers.PLAIN)
+        rows = [peers.row(c, here[0], plain, 0.0) for c in here]
         assert not notes and all(row["same_text"] == 1 for row in rows)
         names = [row["contender"] for row in rows]
         assert names[-3:] == [peers.SPIN, peers.MORE, "ours, spin-full"] and (peers.ASSISTED in names) == (batch == 1)

@@ -215,8 +215,9 @@ def test_failures_leave_what_is_finished(ran):
     document = json.loads((figures_dir / "good.json").read_text())
     assert (document["notebook"], document["profile"]) == ("01_good", "quick")
     index = (figures_dir / "index.html").read_text()
-    assert 'src="good.svg"' in index and 'src="early.svg"' in index
-    assert "notebook 01_good, profile quick" in index
+    for name in ("good", "early"):
+        assert f'src="{name}.png"' in index and f'href="{name}.svg"' in index
+    assert "01_good" in index and "profile quick" in index
 
 
 def test_resume_change_and_lost_files(ran, tmp_path, monkeypatch):

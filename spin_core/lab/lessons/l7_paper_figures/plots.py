@@ -112,7 +112,7 @@ def measured_ladders(ladders: Mapping[str, Mapping[int, Mapping[str, float]]], r
     panels = [(where, batch, ratios) for where, batches in ladders.items() for batch, ratios in batches.items()]
     most = max(len(ratios) for _, _, ratios in panels)
     figure = Figure(figsize=(WIDTH, 1.5 + 0.36 * most), layout="constrained")
-    high = 1.15 * max(ratio for _, _, ratios in panels for ratio in ratios.values())
+    high = 1.15 * max((ratio for _, _, ratios in panels for ratio in ratios.values()), default=1.0)
     for panel, (where, batch, ratios) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
         known = [rung for rung in rungs if rung in ratios]
         panel.barh(known, [ratios[rung] for rung in known], 0.62,
