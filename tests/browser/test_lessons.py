@@ -132,11 +132,13 @@ def drive_dashboard(page) -> None:
     menu = next(m for m in panel.find_elements(By.CSS_SELECTOR, "select")
                 if any(option.text == "fixed:none" for option in Select(m).options))
     Select(menu).select_by_visible_text("fixed:none")
-    wait(lambda: number("acceptance") == "–" and float(number("goodput").split()[0].replace(",", "")) > 0, PATIENCE,
+    policy = "table[data-table='settings'] tr:nth-child(2) td"          # SPIN, too, may have drafted nothing lately
+    wait(lambda: page.execute_script("return arguments[0].querySelector(arguments[1]).textContent", panel, policy) == "fixed:none"
+         and number("acceptance") == "–" and float(number("goodput").split()[0].replace(",", "")) > 0, PATIENCE,
          "plain decoding, in which nothing is accepted")
     press("stop")
     wait(lambda: "stopped" in page.execute_script("return arguments[0].textContent", panel), PATIENCE, "the dashboard to stop")
-    rows = panel.find_elements(By.CSS_SELECTOR, "table[data-table='settings'] tr")[1:]
+    rows = panel.find_elements(By.CSS_SELECTOR, "table[data-table='settings'] tr")[1:]      # behind the header
     settings = [[cell.text for cell in row.find_elements(By.CSS_SELECTOR, "td")] for row in rows]
     assert [row[0] for row in settings] == ["fixed:none", "spin"] and settings[0][6].endswith("(now)")
     assert f"{float(settings[0][4]):,.1f} tokens/s" == number("goodput")

@@ -55,7 +55,7 @@ def record(family, prompt: Prompt, others: Sequence[Prompt], *, drafter: str | N
     drafter = drafter or next(iter(family.drafters))
     length = min(1024, family.max_context)
     engines = {PLAIN: Engine(family, "none", max_batch=1, max_len=length),
-               ONE: Engine(family, drafter, 4, max_batch=1, max_len=length),
+               ONE: Engine(family, drafter, max_batch=1, max_len=length),
                SPIN: Engine(family, max_batch=1, max_len=length)}
     for name, engine in engines.items():
         served = others if name == SPIN else others[:1]

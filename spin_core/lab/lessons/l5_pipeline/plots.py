@@ -89,7 +89,7 @@ def microbatches(counts: Sequence[int], measured: Spread, sequential: float, mod
                 labels=[*(["the heuristic's choice"] if chosen else []), "no pipeline (all cores take turns)"])
     left.set_title("Measured here")
     top = max([1.35, *(max(v) for v in modelled.values()), *(median / sequential)])
-    for (name, values), colour, dash in zip(modelled.items(), (BLUE, SKY, ORANGE), ("-", "-.", "--")):
+    for (name, values), colour, dash in zip(modelled.items(), (BLUE, SKY, ORANGE, GREY), ("-", "-.", "--", ":")):
         right.plot(counts, values, dash, color=colour, label=f"modelled: {name}")
     right.plot(counts, median / sequential, "o", color=GREEN, markeredgecolor="white", label="measured here")
     if published:

@@ -158,6 +158,7 @@ def dashboard(server: Server) -> VBox:
             if time.monotonic() - drawn > REDRAW and not wanted:
                 view.value, drawn = render(server), time.monotonic()
                 work.say(f"serving: step {server.engine.steps}")
+        apply()
         view.value = render(server)
         work.say("stopped")
 
