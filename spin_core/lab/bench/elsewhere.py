@@ -4,8 +4,9 @@
     python -m venv llama && llama/bin/pip install llama-cpp-python
     python -m spin_core bench peers --peer vllm=vllm/bin/python llama.cpp=llama/bin/python
 
-A peer is a process of that interpreter that runs a program of the folder ``servers`` and is asked in JSON lines. vLLM computes in fp32 as we do; llama.cpp reads the same 4-bit file that our weights were unpacked
-from and computes in 4 bits: its rate is one of another precision.
+A peer is a process of that interpreter that runs a program of the folder ``servers`` and is asked in JSON lines. vLLM
+computes in fp32 as we do; llama.cpp reads the same 4-bit file that our weights were unpacked from and computes in 4
+bits: its rate is one of another precision.
 """
 
 from __future__ import annotations

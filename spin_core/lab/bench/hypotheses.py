@@ -173,26 +173,6 @@ def scores(report: Mapping) -> dict[str, dict]:
     return {row["hypothesis"]: row for row in report["rows"] if "assumption" in row}
 
 
-def markdown(report: Mapping) -> str:
-    """The table of hypotheses: published numbers, modelled ones (bold within 25 %), and the scores over all numbers."""
-    judged = scores(report)
-    names = list(judged)
-    lines = ["| | published | " + " | ".join(names) + " |", "|---" * (len(names) + 2) + "|"]
-    for quantity, found in table(report).items():
-        cells = [_cell(found[name]) for name in names]
-        lines.append(f"| {quantity} | {next(iter(found.values()))['published']:.3g} | " + " | ".join(cells) + " |")
-    lines.append("| **mean of abs. log ratio** | | " + " | ".join(f"{judged[n]['score']:.2f}" for n in names) + " |")
-    within = (f"{judged[n]['within']} of {judged[n]['of']}" for n in names)
-    lines.append(f"| **within 25 %** | | {' | '.join(within)} |")
-    return "\n".join(lines)
-
-
 def is_close(row: Mapping) -> bool:
     """Whether a scored modelled number is within 25 % of the published one."""
     return bool(row["scored"] and row["ratio"] and abs(math.log(row["ratio"])) <= math.log(CLOSE))
-
-
-def _cell(row: Mapping) -> str:
-    if row["modelled"] is None:
-        return "-"
-    return f"**{row['modelled']:.3g}**" if is_close(row) else f"{row['modelled']:.3g}"
