@@ -1,6 +1,6 @@
 """Two drafters in one: look the draft up where that finds something, else ask a model.
 
-In names: FIRST+REST, such as "ngram+pruned-4L-8k". FIRST is "ngram" or a table, REST any name of chains, itself a
+In names: FIRST+REST, such as "ngram+fed-4L-8k". FIRST is "ngram" or a table, REST any name of chains, itself a
 composition or not.
 """
 

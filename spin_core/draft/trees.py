@@ -1,6 +1,6 @@
 """Drafting token trees, and merging the trees of several drafters. In names:
 
-    tree:NAMES:SHAPE[:DRAWING][:BUDGET]         tree:pruned-4L-8k:2,2,1    tree:ngram,fed-1L-8k:1,1,3:independent:24
+    tree:NAMES:SHAPE[:DRAWING][:BUDGET]         tree:fed-4L-8k:2,2,1    tree:ngram,fed-1L-4k:1,1,3:independent:24
 
 NAMES are other drafters' names, comma-separated. SHAPE is read by :func:`spin_core.draft.shape.parse`; a request's
 gamma bounds the depth. DRAWING, for sampling requests, is one of :data:`spin_core.draft.grow.DRAWINGS`;

@@ -37,7 +37,7 @@ from spin_core.lab.simulate.profiles import DRAFTERS, TARGETS, Model
 from spin_core.zoo import DraftModel
 
 BATCHES = (1, 8, 32, 64)
-RECORDED = {"68M": "pruned-2L-8k", "265M": "fed-1L-8k", "1.1B": "pruned-4L-8k"}
+RECORDED = {"68M": "pruned-2L-8k", "265M": "fed-1L-4k", "1.1B": "fed-4L-8k"}
 """Whose record a drafter of that shape has: a better one for a bigger one."""
 HOW = "random weights, acceptance replayed"
 WARM = 0.4                  # of a case's time

@@ -24,7 +24,7 @@ PARTS = ("law", "match", "width", "rules", "merge", "shape", "map")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=positive, default=3, help="prompts of each workload's test split (default 3)")
     parser.add_argument("--max-new-tokens", type=positive, default=24)
-    parser.add_argument("--drafters", nargs=2, default=["pruned-4L-8k", "fed-1L-8k"], metavar="NAME",
+    parser.add_argument("--drafters", nargs=2, default=["fed-4L-8k", "fed-1L-4k"], metavar="NAME",
                         help="model drafters: the first grows trees, both are merged")
     parser.add_argument("--width", type=positive, nargs="+", default=[1, 3, 5])
     parser.add_argument("--batch", type=positive, nargs="+", default=[1, 2, 4, 8], help="batches of the latency map")

@@ -79,10 +79,9 @@ RECIPES = {
     "pruned-2L-8k": replace(PLAIN, layers=2),
     "pruned-4L-8k": replace(PLAIN, layers=4),
     "fed-1L-8k": FED,
-    "fed1-1L-4k": replace(FED, vocab=4096),
-    "fed1-4L-8k": replace(FED, layers=4),
-    "fed1-8L-8k": replace(FED, layers=8),
-    **{f"fed1-{kind}": replace(FED, vocab=4096, kind=kind) for kind in ("code", "story", "facts")},
+    "fed-1L-4k": replace(FED, vocab=4096),
+    "fed-4L-8k": replace(FED, layers=4),
+    **{f"fed-{kind}": replace(FED, vocab=4096, kind=kind) for kind in ("code", "story", "facts")},
     # other forms at the same cost, to compare with
     "fed3-1L-4k": Recipe(vocab=4096),
     "eagle3-1L-4k": Recipe(vocab=4096, form="eagle3", reads=(2, 15, 27)),

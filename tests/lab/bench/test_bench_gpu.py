@@ -125,7 +125,7 @@ def test_a_fixed_drafter_takes_the_steps_of_the_recording(recording):
     one.serve(iter(()), lambda: all(r.finished for r in requests))
     steps = [(e.context - len(r.prompt_ids), len(e.drafted), e.accepted)
              for r in requests for e in one.trace.events if e.kind == "step" and e.request == r.id]
-    run = replay(recording, make("fixed:pruned-4L-8k", recording.drafters, gamma=2), batch=1)
+    run = replay(recording, make("fixed:fed-4L-8k", recording.drafters, gamma=2), batch=1)
     assert steps == list(zip(run.position.tolist(), run.drafted.tolist(), run.accepted.tolist()))
     assert 0 < run.accepted.sum() < run.drafted.sum()
 

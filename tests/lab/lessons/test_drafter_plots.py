@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from spin_core.lab.lessons.l2_drafters import plots, widgets
 
-SPEED = {"fed-1L-8k": 1.4, "table-4g": 1.1, "ngram": .9}
+SPEED = {"fed-1L-4k": 1.4, "table-4g": 1.1, "ngram": .9}
 
 
 def texts(figure: Figure) -> str:
@@ -18,9 +18,9 @@ def texts(figure: Figure) -> str:
 
 def test_pick_hides_the_answer_until_there_is_a_choice():
     assert "1.40" not in texts(plots.pick("Rewrite this.", SPEED, None))
-    assert "Right!" in texts(plots.pick("Rewrite this.", SPEED, "fed-1L-8k"))
+    assert "Right!" in texts(plots.pick("Rewrite this.", SPEED, "fed-1L-4k"))
     shown = texts(plots.pick("Rewrite this.", SPEED, "ngram"))
-    assert "fed-1L-8k would have been better" in shown and "1.40 times plain decoding, best" in shown
+    assert "fed-1L-4k would have been better" in shown and "1.40 times plain decoding, best" in shown
 
 
 def test_the_widget_hides_the_answer_of_a_new_request():
