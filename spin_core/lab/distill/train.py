@@ -5,7 +5,8 @@ goes on where it was and takes up shards of texts as they appear. It needs no pl
 and what is evaluated and exported is a mean of the latest weights, which stands in for a rate that falls. (The mean
 reaches back over about a tenth of the steps: Karras et al., arXiv 2312.02696, power-function EMA.)
 
-A specialist learns only from the texts of its kind (:mod:`spin_core.lab.distill.kinds`) in each batch.
+A specialist learns only from the texts of its kind (:mod:`spin_core.lab.distill.kinds`) in each batch. It begins as the
+generalist of its form, where that has a checkpoint.
 """
 
 from __future__ import annotations
@@ -229,6 +230,16 @@ class DrafterTrainer:
         self.tokens, self.seconds = state["tokens"], state["seconds"]
 
 
+def generalist(out: Path, recipe: Recipe) -> dict | None:
+    """The checkpoint in ``out`` of the drafter that differs from ``recipe`` only in learning from all kinds of text, with
+    ``recipe`` in it; None if there is none."""
+    for path in sorted(out.glob("*.pt")):
+        state = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
+        if state.get("recipe", {}) == asdict(replace(recipe, kind=None)):
+            return state | {"recipe": asdict(recipe)}
+    return None
+
+
 def check_recipe(name: str, recipe: Recipe | None, state: dict) -> Recipe:
     """The recipe of a checkpoint; ValueError if it is not ``recipe``."""
     then = Recipe(**{**state["recipe"], "reads": tuple(state["recipe"]["reads"])})
@@ -353,6 +364,9 @@ def run(family, recipes: dict[str, Recipe], out: Path, data: list[Path], *, seco
     for trainer in trainers:
         if (path := out / f"{trainer.name}.pt").exists():
             trainer.resume(torch.load(path, weights_only=True, map_location=family.target.device))
+            continue
+        if trainer.recipe.kind and (state := generalist(out, trainer.recipe)):
+            trainer.resume(state)
             continue
         part = replace(trainer.recipe, vocab=0, depth=0, rate=0, kind=None, window=None, carry="", overlap=0, hard=False)
         if part not in fitted:

@@ -78,6 +78,15 @@ def copied(made, tmp_path):
     return shutil.copytree(made, tmp_path / "copied")
 
 
+def test_a_specialist_begins_as_the_generalist_of_its_form(copied, family):
+    recipe = replace(RECIPES["fed"], kind="facts")
+    distill(family, {"late": recipe}, copied, **QUIET | {"steps": 25})
+    lines = map(json.loads, (copied / "log.jsonl").read_text().splitlines())
+    starts = [line for line in lines if line.get("event") == "start"]
+    assert starts[-1]["heads"] == {"late": 24} and starts[0]["heads"] == dict.fromkeys(RECIPES, 0)
+    assert train.generalist(copied, replace(recipe, layers=3)) is None
+
+
 @pytest.mark.parametrize("params", [SamplingParams(max_new_tokens=24),
                                     SamplingParams(temperature=.8, top_k=9, max_new_tokens=24, seed=4)])
 def test_saved_drafter_drafts_losslessly(made, family, name, params):
