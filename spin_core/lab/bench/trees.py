@@ -24,8 +24,8 @@ PARTS = ("law", "match", "width", "rules", "merge", "shape", "map")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=positive, default=3, help="prompts of each workload's test split (default 3)")
     parser.add_argument("--max-new-tokens", type=positive, default=24)
-    parser.add_argument("--drafters", nargs=2, default=["pruned-4L-8k", "fed-1L-8k"], metavar="NAME",
-                        help="model drafters: the first grows trees, both are merged")
+    parser.add_argument("--drafters", nargs=2, metavar="NAME",
+                        help="model drafters: the first grows trees, both are merged (default: the family's two largest)")
     parser.add_argument("--width", type=positive, nargs="+", default=[1, 3, 5])
     parser.add_argument("--batch", type=positive, nargs="+", default=[1, 2, 4, 8], help="batches of the latency map")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run (default: all)")
@@ -40,6 +40,7 @@ def run(args) -> Report:
     prompts = {name: [family.encode(p.messages) for p in load_workload(name, "test", limit=args.prompts)]
                for name in WORKLOADS}
     engine = Engine(family, "none", max_batch=8)
+    args.drafters = args.drafters or trees.largest(family)
     return measure(engine, prompts, args)
 
 
@@ -52,13 +53,17 @@ def measure(engine: Engine, prompts: dict[str, list], args) -> Report:
         f"{len(mix)} prompts of {len(prompts)} workloads, {args.max_new_tokens} tokens; sampled: temperature 1",
         "published: SpecInfer (arXiv 2305.09781), its models and data; tau = tokens per verification"])
 
-    def row(part: str, distribution: str, drafter: str, at, measured: float, published: float | None = None) -> None:
-        report.rows.append({"part": part, "law": distribution, "drafter": drafter, "at": at, "measured": measured,
-                            "published": published})
+    def row(part: str, distribution: str, drafter: str, at, measured: float | trees.Estimate,
+            published: float | None = None) -> None:
+        interval = {"low": measured.low, "high": measured.high} if isinstance(measured, trees.Estimate) else {}
+        report.rows.append({"part": part, "law": distribution, "drafter": drafter, "at": at,
+                            "measured": getattr(measured, "value", measured), "published": published} | interval)
+
+    def runs(name: str, distribution: str, which: list | None = None) -> list[list]:
+        return trees.verifications(engine, name, mix if which is None else which, distributions[distribution])
 
     def tau(name: str, distribution: str, which: list | None = None) -> float:
-        which = mix if which is None else which
-        return trees.tau(trees.verifications(engine, name, which, distributions[distribution]))
+        return trees.tau(runs(name, distribution, which))
 
     texts = {}
     if {"match", "shape"} & set(args.only):
@@ -68,8 +73,9 @@ def measure(engine: Engine, prompts: dict[str, list], args) -> Report:
     if "match" in args.only:
         for distribution in distributions:
             for name in args.drafters:
-                rates = trees.match_rates(trees.ranks(engine, name, texts[distribution]))
-                for k, (rate, theirs) in enumerate(zip(rates, trees.PUBLISHED_MATCH[distribution]), 1):
+                ranks = [trees.ranks(engine, name, [text]) for text in texts[distribution]]
+                for k, theirs in enumerate(trees.PUBLISHED_MATCH[distribution], 1):
+                    rate = trees.estimate([sum(rank < k for rank in of) for of in ranks], list(map(len, ranks)))
                     row("1: token among first k", distribution, name, k, rate, theirs)
 
     if "law" in args.only:
@@ -91,11 +97,12 @@ def measure(engine: Engine, prompts: dict[str, list], args) -> Report:
     if {"width", "map"} & set(args.only):
         for distribution in distributions if "width" in args.only else ["greedy"]:
             for width in args.width:
-                found = tau(f"tree:{first}:{trees.paper_shape(width)}", distribution)
+                steps = runs(f"tree:{first}:{trees.paper_shape(width)}", distribution)
+                found = trees.estimate([sum(len(e.emitted) for e in run) for run in steps], list(map(len, steps)))
                 if distribution == "greedy":
-                    by_width[width] = found
+                    by_width[width] = found.value
                 elif width == max(args.width):
-                    widest = found
+                    widest = found.value
                 row("2: tau by width", distribution, first, width, found, trees.PUBLISHED_TAU[distribution].get(width))
     if "rules" in args.only:
         shape = trees.paper_shape(max(args.width))

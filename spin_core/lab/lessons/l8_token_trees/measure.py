@@ -6,10 +6,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from scipy.stats import t
 
-from spin_core.draft import ModelDrafter
+from spin_core.draft import DraftTable, ModelDrafter
 from spin_core.engine import Engine, Prompt
 from spin_core.lab.results.stored import stored
 from spin_core.lab.simulate.best_shape import best_shape
@@ -50,6 +52,31 @@ def tau(runs: Iterable[list[Event]]) -> float:
     """Tokens per verification."""
     steps = [event for run in runs for event in run]
     return sum(len(event.emitted) for event in steps) / len(steps)
+
+
+class Estimate(NamedTuple):
+    """A ratio of sums over prompts, and its 95 % interval: None for a single prompt."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+def estimate(parts: Sequence[float], of: Sequence[float]) -> Estimate:
+    """sum(parts) / sum(of), a pair for each prompt. Tokens of one prompt are alike, so prompts are what varies."""
+    value, count = sum(parts) / sum(of), len(parts)
+    if count < 2:
+        return Estimate(value, None, None)
+    left = sum((part - value * whole) ** 2 for part, whole in zip(parts, of))
+    half = t.ppf(.975, count - 1) * (left * count / (count - 1)) ** .5 / sum(of)
+    return Estimate(value, value - half, value + half)
+
+
+def largest(family, count: int = 2) -> list[str]:
+    """The family's model drafters with most parameters, the largest first."""
+    sizes = {name: sum(p.numel() for p in one.model.parameters()) for name, one in family.drafters.items()
+             if not isinstance(one, DraftTable)}
+    return sorted(sizes, key=sizes.get, reverse=True)[:count]
 
 
 def _tau_and_error(runs: Iterable[list[Event]]) -> tuple[float, float]:
