@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from spin_core.lab.bench.pipeline import Stage
@@ -25,12 +25,14 @@ def stored_counts(directory: str | Path | None = None) -> tuple[dict, dict[int, 
     return goodput, {threads: tuple(pair) for threads, pair in times.items()}, found.origin
 
 
-def modelled(draft: Stage, verify: Stage, counts: Sequence[int], turns: float, *, refill: bool = False) -> list[float]:
-    """What the schedule makes of these stages at each count, relative to a round of ``turns`` seconds.
-
-    The pipeline goes on across the borders of rounds, or with ``refill`` runs empty at each.
-    """
-    return [turns / round_seconds(draft, verify, m, refill) for m in counts]
+def modelled(stages: Mapping[int, tuple[Stage, Stage]], counts: Sequence[int]) -> dict[str, dict[int, float]]:
+    """What the schedule makes of drafting and verifying, ``stages`` by number of threads (all and half of them), at each
+    count, relative to taking turns with all. "refilled": the pipeline runs empty at the end of every round."""
+    whole, half = stages[max(stages)], stages[min(stages)]
+    turns = sum(stage.seconds for stage in whole)
+    lines = {name: {m: turns / round_seconds(*pair, m, refill) for m in counts} for name, pair, refill in (
+        ("a device per stage", whole, False), ("the same, refilled", whole, True), ("half the cores per stage", half, False))}
+    return lines | {"half the cores per stage": lines["half the cores per stage"] | {1: 1.0}}     # one alone has all cores
 
 
 def round_seconds(draft: Stage, verify: Stage, count: int, refill: bool) -> float:
