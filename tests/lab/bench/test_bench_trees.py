@@ -57,10 +57,6 @@ def test_an_estimate_is_the_ratio_of_sums_with_an_interval_over_prompts():
     assert value == 1 and high - 1 == pytest.approx(12.706 * (2 * 2) ** .5 / 4, rel=1e-4) and low == pytest.approx(2 - high)
 
 
-def test_the_largest_drafters_are_asked_of_the_family():
-    assert set(trees.largest(tiny.family(), 9)) == {n for n, d in tiny.family().drafters.items() if hasattr(d, "model")}
-
-
 def test_ranks_are_those_of_the_drafters_own_scores():
     engine = Engine(tiny.family(), "none", max_batch=2, max_len=60)
     requests = engine.generate([[5, 9, 2], [1] * 6], SamplingParams(max_new_tokens=9))

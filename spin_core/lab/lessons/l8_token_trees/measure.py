@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from scipy.stats import t
 
-from spin_core.draft import DraftTable, ModelDrafter
+from spin_core.draft import ModelDrafter
 from spin_core.engine import Engine, Prompt
 from spin_core.lab.results.stored import stored
 from spin_core.lab.simulate.best_shape import best_shape
@@ -70,13 +70,6 @@ def estimate(parts: Sequence[float], of: Sequence[float]) -> Estimate:
     left = sum((part - value * whole) ** 2 for part, whole in zip(parts, of))
     half = t.ppf(.975, count - 1) * (left * count / (count - 1)) ** .5 / sum(of)
     return Estimate(value, value - half, value + half)
-
-
-def largest(family, count: int = 2) -> list[str]:
-    """The family's model drafters with most parameters, the largest first."""
-    sizes = {name: sum(p.numel() for p in one.model.parameters()) for name, one in family.drafters.items()
-             if not isinstance(one, DraftTable)}
-    return sorted(sizes, key=sizes.get, reverse=True)[:count]
 
 
 def _tau_and_error(runs: Iterable[list[Event]]) -> tuple[float, float]:
