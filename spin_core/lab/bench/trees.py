@@ -60,11 +60,9 @@ def measure(engine: Engine, prompts: dict[str, list], args) -> Report:
         report.rows.append({"part": part, "law": distribution, "drafter": drafter, "at": at,
                             "measured": getattr(measured, "value", measured), "published": published} | interval)
 
-    def runs(name: str, distribution: str, which: list | None = None) -> list[list]:
-        return trees.verifications(engine, name, mix if which is None else which, distributions[distribution])
-
-    def tau(name: str, distribution: str, which: list | None = None) -> float:
-        return trees.tau(runs(name, distribution, which))
+    def tau(name: str, distribution: str, which: list | None = None) -> trees.Estimate:
+        which = mix if which is None else which
+        return trees.tokens_per_verification(trees.verifications(engine, name, which, distributions[distribution]))
 
     texts = {}
     if {"match", "shape"} & set(args.only):
@@ -74,9 +72,8 @@ def measure(engine: Engine, prompts: dict[str, list], args) -> Report:
     if "match" in args.only:
         for distribution in distributions:
             for name in args.drafters:
-                ranks = [trees.ranks(engine, name, [text]) for text in texts[distribution]]
-                for k, theirs in enumerate(trees.PUBLISHED_MATCH[distribution], 1):
-                    rate = trees.estimate([sum(rank < k for rank in of) for of in ranks], list(map(len, ranks)))
+                rates = trees.match_rates([trees.ranks(engine, name, [text]) for text in texts[distribution]])
+                for k, (rate, theirs) in enumerate(zip(rates, trees.PUBLISHED_MATCH[distribution]), 1):
                     row("1: token among first k", distribution, name, k, rate, theirs)
 
     if "law" in args.only:
@@ -94,16 +91,15 @@ def measure(engine: Engine, prompts: dict[str, list], args) -> Report:
 
     first, second = args.drafters
     by_width: dict[int, float] = {}
-    widest: float | None = None             # sampled: a row of tables 2 and 3
+    widest: trees.Estimate | None = None             # sampled: a row of tables 2 and 3
     if {"width", "map"} & set(args.only):
         for distribution in distributions if "width" in args.only else ["greedy"]:
             for width in args.width:
-                steps = runs(f"tree:{first}:{trees.paper_shape(width)}", distribution)
-                found = trees.estimate([sum(len(e.emitted) for e in run) for run in steps], list(map(len, steps)))
+                found = tau(f"tree:{first}:{trees.paper_shape(width)}", distribution)
                 if distribution == "greedy":
                     by_width[width] = found.value
                 elif width == max(args.width):
-                    widest = found.value
+                    widest = found
                 row("2: tau by width", distribution, first, width, found, trees.PUBLISHED_TAU[distribution].get(width))
     if "rules" in args.only:
         shape = trees.paper_shape(max(args.width))
@@ -119,17 +115,18 @@ def measure(engine: Engine, prompts: dict[str, list], args) -> Report:
                      for name in (first, second, f"{first},{second}")}
             for name, value in found.items():
                 row("merged trees 2,1,1", "greedy", name, workload, value)
-            gains.append(found[f"{first},{second}"] / max(found[first], found[second]))
+            gains.append(found[f"{first},{second}"].value / max(found[first].value, found[second].value))
         report.bars.append(Bar("tau of the merged tree over the better of its drafters, worst workload", min(gains),
                                ">= 1"))
     if "shape" in args.only:
         single = Engine(engine.family, "none", max_batch=1)
-        few = {shape: trees.tau(trees.verifications(single, f"tree:{first}:{shape}", mix[:4], distributions["greedy"]))
+        few = {shape: trees.tokens_per_verification(
+                   trees.verifications(single, f"tree:{first}:{shape}", mix[:4], distributions["greedy"]))
                for shape in ("1,1,1", "2,1,1")}
         for shape, value in few.items():
             row("batch 1, equal depth", "greedy", first, shape, value)
         report.bars.append(Bar("tau of the expansion 2,1,1 over the chain of equal depth, batch 1",
-                               few["2,1,1"] / few["1,1,1"], ">= 1.0001"))
+                               few["2,1,1"].value / few["1,1,1"].value, ">= 1.0001"))
         rates = trees.acceptance_by_rank(trees.ranks(engine, first, texts["greedy"]))
         for nodes in (6, 14):
             shape, expected = best_shape(rates, nodes, 6)

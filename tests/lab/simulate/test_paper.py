@@ -205,6 +205,21 @@ def test_of_an_unfinished_run_what_is_there_is_shown(tmp_path, rows, systems, la
     assert len(shown) == len(found.over("plain"))
 
 
+def test_the_gain_by_batch_is_read_and_drawn(tmp_path):
+    assert lesson.gain_by_batch(tmp_path) is None
+    rows = [{"contender": name, "temperature": t, "batch": b, "tokens_per_s": rate, "over_plain": gain, "over_plain_low": low,
+             "over_plain_high": gain} for t in (0.0, 1.0) for name, b, rate, gain, low in (
+                 ("ours, plain", 1, 10, 1, 1), ("ours, plain", 8, 40, 1, 1), ("ours, plain", 16, 45, 1, 1),
+                 ("ours, SPIN", 1, 15, 1.5, 1.4), ("ours, SPIN", 8, 44, 1.1, 0.9), ("ours, SPIN", 16, 45, 1.0, None))]
+    put(tmp_path, "box/plain.json", "plain", rows)
+    gains, step, _ = lesson.gain_by_batch(tmp_path)
+    assert step == {1: .1, 8: .2, 16: pytest.approx(16 / 45)} and gains[1.0][8]["over_plain"] == 1.1
+    ridge = lesson.ridge(step)          # the line through the last two meets 0.1 s there
+    assert .2 + (step[16] - .2) / 8 * (ridge - 8) == pytest.approx(.1)
+    titles = [a.get_title(loc="left") for a in plots.gain_by_batch(gains, step, ridge).axes]
+    assert titles == ["Speculation surely pays up to batch 1", f"The ridge: {ridge:.1f} rows"]
+
+
 def test_the_system_section_of_bench_gpu_is_read(tmp_path):
     rungs = {"ours, plain": 40.0, "ours, vanilla": 50.0, "+ selection": 45.0, "+ decomposition": 60.0, "+ pipeline": 66.0}
     put(tmp_path, "card/gpu.json", "gpu", gpu="G", rows=[
