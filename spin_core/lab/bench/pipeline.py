@@ -16,7 +16,7 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -201,16 +201,16 @@ def engines(family, batch: int, counts: Sequence[int], *, drafter: str | None = 
 
 
 def sweep(contestants: dict[int | str, Engine], prompts: Sequence, params: SamplingParams, *, repeats: int = 5,
-          warm: int = 4) -> dict[int | str, list[Run]]:
+          warm: int = 4, watch: Callable = iter) -> dict[int | str, list[Run]]:
     """``repeats`` runs of every engine, in turns, each turn begun by another one. Before that the heuristic gets
-    ``warm`` runs to choose in, and an engine that has never served one short run."""
+    ``warm`` runs to choose in, and an engine that has never served one short run. The turns pass through ``watch``."""
     short = params.with_(max_new_tokens=min(SHORT, params.max_new_tokens))
     for setting, engine in contestants.items():
         for _ in range(warm if setting == "auto" else min(warm, not engine.steps)):
             engine.generate(prompts, params if setting == "auto" else short)
     runs: dict[int | str, list[Run]] = {setting: [] for setting in contestants}
     order = list(contestants.items())
-    for turn in range(repeats):
+    for turn in watch(range(repeats)):
         at = turn % len(order)
         for setting, engine in order[at:] + order[:at]:
             engine.trace.events.clear()

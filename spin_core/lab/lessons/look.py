@@ -105,7 +105,7 @@ def bars(panel: Axes, names: Sequence[str], values: Sequence[float], colours=tin
     panel.barh(range(len(names)), values, 0.62, **style or {"color": colours})
     for y, value in enumerate(values):
         if np.isfinite(value):
-            panel.text(value, y, " " + text.format(value), va="center", size=9.5)
+            panel.annotate(text.format(value), (value, y), (4, 0), textcoords="offset points", va="center", size=9.5)
     panel.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.4, -0.6))
     panel.set_xlim(0, 1.2 * max([1e-9, *(v for v in values if np.isfinite(v))]))
     panel.grid(axis="y", visible=False)

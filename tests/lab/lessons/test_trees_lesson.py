@@ -125,7 +125,7 @@ def test_the_editor_redraws_for_every_control_and_answers_nonsense_in_words(engi
     shape.value = "two"
     assert len(drawn) == before and "tree shape" in panel.sign.value
     shape.value = "2"
-    assert "tokens per verification" in said.value and panel.sign.value == ""
+    assert "tokens per verification" in said.value and panel.sign.value == panel.quiet
 
 
 def test_the_stepper_draws():

@@ -75,8 +75,8 @@ def test_figures_are_drawn_from_numbers():
     assert [t.get_text() for t in ladder.axes[1].texts] == ["20 ms", "500 ms"]
     gains = plots.microbatches({"a": {1: 1, 2: 1.2}}, {"b": {1: 1, 2: 1.8}}, {4: 1.29}, {"CP": 3})
     assert gains.axes[0].get_ylim()[1] > 1.8
-    case = {"name": "n", "best": 2, "chosen": 1, "right": 0.9, "share": 0.8}
-    assert [t.get_text() for t in plots.microbatch_heuristic([case]).axes[1].texts] == ["0.90", "0.80"]
+    case = {"name": "n", "best": 2, "chosen": 1, "share": 0.8}
+    assert [t.get_text() for t in plots.microbatch_heuristic([case]).axes[0].texts] == ["0.80"]
 
 
 @pytest.mark.parametrize("policy, groups", [("spin", 2), ("none", 1), ("68M", 8)])
