@@ -14,7 +14,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator, StrMethodFormatter
+from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, StrMethodFormatter
 
 BLUE, ORANGE, GREEN, RED, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"
 INK, GREY, LIGHT = "#222222", "#777777", "#E4E4E4"
@@ -105,7 +105,8 @@ def bars(panel: Axes, names: Sequence[str], values: Sequence[float], colours=tin
     panel.barh(range(len(names)), values, 0.62, **style or {"color": colours})
     for y, value in enumerate(values):
         if np.isfinite(value):
-            panel.annotate(text.format(value), (value, y), (4, 0), textcoords="offset points", va="center", size=9.5)
+            panel.annotate(text.format(value), (value, y), (4, 0), textcoords="offset points", va="center", size=9.5,
+                           bbox=dict(facecolor="white", edgecolor="none", pad=0.8))
     panel.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.4, -0.6))
     panel.set_xlim(0, 1.2 * max([1e-9, *(v for v in values if np.isfinite(v))]))
     panel.grid(axis="y", visible=False)
@@ -121,16 +122,16 @@ def logarithmic(panel: Axes, along: str, ticks: Sequence[float] | None = None) -
     """A logarithmic axis with numbers that a reader can say, at ``ticks`` if they are given."""
     axis = panel.xaxis if along == "x" else panel.yaxis
     panel.set(**{f"{along}scale": "log"})
-    if ticks is not None:
-        axis.set_ticks(ticks)
-        axis.set_minor_locator(NullLocator())
+    axis.set_major_locator(FixedLocator(ticks) if ticks is not None else LogLocator(subs=(1, 2, 5)))
+    axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
 def legend_below(figure: Figure, *panels: Axes, ncols: int = 3, title: str | None = None) -> None:
-    """One legend under the figure for what ``panels`` show (default: the figure's first)."""
-    found = [panel.get_legend_handles_labels() for panel in panels or figure.axes[:1]]
-    figure.legend(*(sum((pair[i] for pair in found), []) for i in (0, 1)), loc="outside lower center", ncols=ncols, title=title)
+    """One legend under the figure for what ``panels`` show (default: the figure's first), each label once."""
+    found = {label: handle for panel in panels or figure.axes[:1]
+             for handle, label in zip(*panel.get_legend_handles_labels())}
+    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=ncols, title=title)
 
 
 def characters(size: float, width: float = WIDTH) -> float:

@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from spin_core.lab.lessons.look import BLUE, GREEN, GREY, HOLLOW, INK, ORANGE, RED, SKY, canvas, styled, tint
+from spin_core.lab.lessons.look import (
+    BLUE, GREEN, GREY, HOLLOW, INK, ORANGE, RED, SKY, canvas, legend_below, styled, tint)
 from spin_core.pipeline.heuristic import Decision
 from spin_core.pipeline.schedule import DRAFT, STAGES, VERIFY, Schedule
 
@@ -70,17 +71,17 @@ def microbatches(goodput: Mapping[int | str, Mapping], modelled: Mapping[str, Ma
     """Left: goodput by number of micro-batches, "off" and "auto" included: rows with "goodput", "low" and "high" in
     tokens per second. Right: relative to "off", with ``modelled`` and ``published`` curves. ``here``: such rows of the
     reader's own run, as hollow marks."""
-    figure, (left, right) = canvas(3.9, 1, 2, width_ratios=[1, 1.25])
+    figure, (left, right) = canvas(4.1, 1, 2)
     counts = sorted(c for c in goodput if isinstance(c, int))
     shown = ["off", *counts, "auto"]
-    x, values = np.arange(len(shown)), np.array([[goodput[s][key] for key in ("goodput", "low", "high")] for s in shown])
-    middle, low, high = values.T
+    x = np.arange(len(shown))
+    middle, low, high = np.array([[goodput[s][key] for s in shown] for key in ("goodput", "low", "high")])
     left.bar(x, middle, 0.62, color=[tint(GREEN, 0.9) if s == "auto" else tint(BLUE, 0.45) for s in shown])
     left.errorbar(x, middle, np.clip([middle - low, high - middle], 0, None), fmt="none", color=INK, capsize=3,
                   linewidth=1.1)
     for at, setting in zip(x, shown):
         if here and setting in here:
-            left.plot(at + 0.2, here[setting]["goodput"], label="this run" if setting == "off" else None, **HOLLOW)
+            left.plot(at + 0.2, here[setting]["goodput"], **HOLLOW)
     left.set(xlabel="micro-batches (auto: the heuristic chooses)", ylabel="tokens per second", ylim=(0, None),
              xticks=x, xticklabels=shown)
     left.grid(axis="x", visible=False)
@@ -88,15 +89,16 @@ def microbatches(goodput: Mapping[int | str, Mapping], modelled: Mapping[str, Ma
     left.set_title(f"Of the fixed numbers {best} is the fastest")
     for (name, line), colour, dash in zip(modelled.items(), (BLUE, SKY, ORANGE, GREY), ("-", "-.", "--", ":")):
         right.plot(list(line), list(line.values()), dash, color=colour, label=f"modelled: {name}")
-    for rows, look in ((goodput, dict(marker="o", color=GREEN, label="measured")), (here, HOLLOW | {"label": "this run"})):
-        if rows:
-            known = [c for c in counts if c in rows]
-            right.plot(known, [rows[c]["goodput"] / rows["off"]["goodput"] for c in known], **{"linestyle": "none"} | look)
-    right.plot(list(published), list(published.values()), "*", color=RED, markersize=13, label="published, Alpaca (V100s)")
+    filled = HOLLOW | {"color": GREEN, "markerfacecolor": GREEN}
+    for rows, label, marks in ((goodput, "measured", filled), (here or {}, "this run", HOLLOW)):
+        known = [c for c in counts if c in rows]
+        right.plot(known, [rows[c]["goodput"] / rows["off"]["goodput"] for c in known], label=label if known else None, **marks)
+    right.plot(list(published), list(published.values()), "*", color=RED, markersize=13,
+               label="published, Alpaca (V100s)")
     right.axhline(1, color=GREY, linewidth=1, linestyle=":")
     right.set(xlabel="micro-batches", ylabel="goodput / taking turns", xticks=sorted({*counts, *published}))
-    right.set_ylim(0, 1.75 * max(1.3, *(v for line in modelled.values() for v in line.values())))
-    right.legend(loc="upper right", fontsize=8.5, ncols=2)
+    right.set_ylim(bottom=0)
+    legend_below(figure, right, ncols=4)
     right.set_title("Against taking turns")
     return figure
 

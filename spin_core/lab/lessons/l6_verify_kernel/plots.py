@@ -58,7 +58,7 @@ def bias(rules: Mapping[str, tuple[float, float]]) -> Figure:
     colours = [GREEN if distance < 1e-9 else RED for distance in distances]
     bars(left, list(rules), distances, colours, text="{:.3f}")
     bars(right, list(rules), rates, colours)
-    left.set(title=f"{colours.count(RED)} of {len(rules)} rules change the distribution (red)",
+    left.set(title=f"{colours.count(RED)} of {len(rules)} are biased (red)",
              xlabel="total variation (0 same, 1 nothing in common)")
     right.set(title="Drafts accepted", xlabel="probability that a step accepts a child", xlim=(0, 1.1))
     return figure

@@ -14,7 +14,7 @@ from spin_core.lab.lessons.l8_token_trees.measure import Estimate
 from spin_core.lab.lessons.l8_token_trees.steps import TreeStep, Trial
 from spin_core.lab.lessons.look import (
     BLUE, GREEN, GREY, HOLLOW, INK, LIGHT, MONO, ORANGE, PURPLE, Q_COLOUR, RED, SERIES, SKY, WIDTH, canvas, label,
-    styled, tint)
+    legend_below, styled, tint)
 
 DRAFTER_COLOURS = (ORANGE, SKY, PURPLE, "#F0E442")      # drafters, in their order
 PANELS = 4                                  # tests at a node: three children, and the target's draw
@@ -187,8 +187,7 @@ def tables(match: Mapping[str, Mapping[str, Sequence[Estimate]]], tau: Mapping[s
         below.set_ylim(bottom=1)
     axes[0, 0].set_ylabel("token among the first k")
     axes[1, 0].set_ylabel("tokens per verification")
-    for panel in axes[:, 0]:
-        panel.legend(loc="best", fontsize=8.5)
+    legend_below(figure, *axes[:, 0], ncols=5)
     return figure
 
 
