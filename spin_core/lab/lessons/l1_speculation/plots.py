@@ -249,7 +249,8 @@ def outcomes(names: Sequence[str], exact: Sequence[float], samples: Mapping[str,
     left.set(ylabel="probability", ylim=(0, 1.42 * top), xlim=(-0.6, len(x) - 0.4))
     left.grid(axis="x", visible=False)
     left.legend(loc="upper left", ncols=2)
-    left.set_title("The first tokens, over many seeds")
+    left.set_title("Farther from the target than chance explains: "
+                   + (", ".join(name for name in samples if distances[name] > noise) or "none"))
 
     y = np.arange(len(samples))
     for row, (name, (colour, marker)) in enumerate(zip(samples, SAMPLES)):
@@ -269,41 +270,31 @@ SAMPLES = [("#444444", "o"), (GREEN, "D"), (RED, "X")]
 
 
 @styled
-def expected_tokens(gammas: Sequence[int], measured: Sequence[float], errors: Sequence[float],
-                    counts: Counts) -> Figure:
-    """Tokens per verification by gamma: measured, the formula with one alpha, and with one for every place.
-
-    ``errors`` are half-widths. ``counts`` are how often place 1, 2, ... was tested and accepted, for as
-    many places as the largest gamma; both formulas take their alphas from there.
-    """
+def expected_tokens(measured: Sequence[float], errors: Sequence[float], counts: Counts,
+                    here: Mapping[int, float]) -> Figure:
+    """Tokens per verification at gamma 1, 2, ...: ``measured`` with half of the intervals, ``errors``; the formula with one
+    alpha and with one for every place, from the ``counts`` by place; and the reader's own run, ``here`` by gamma."""
     alpha, by_position = formulas.one_rate(*counts) or 0.0, formulas.rates(*counts)
-    figure, (left, right) = canvas(3.9, 1, 2, width_ratios=[1.35, 1])
-    grid = np.arange(max(gammas) + 1)
-    left.plot(grid, formulas.expected_tokens(alpha, grid), color=BLUE, linestyle="--",
-              label=f"formula, one α = {alpha:.2f} for all places")
-    left.plot(grid, [formulas.expected_tokens_by_position(by_position, g) for g in grid], color=BLUE,
-              label="formula, each place its own α")
-    left.errorbar(gammas, measured, errors, fmt="o", color=GREEN, capsize=3, elinewidth=1.3, zorder=5,
-                  markeredgecolor="white", label="measured (bars: 2 standard errors)")
-    left.axhline(1, color=GREY, linewidth=1, linestyle=":")
-    left.text(max(gammas) + 0.25, 1.015, "plain decoding", color=GREY, size=9, va="bottom", ha="right")
-    low, high = left.get_ylim()
-    left.set(xlabel="γ, drafted tokens per step", ylabel="tokens per verification",
-             xlim=(-0.3, max(gammas) + 0.3), ylim=(min(0.95, low), high + 0.22 * (high - low)))
-    left.xaxis.set_major_locator(MaxNLocator(integer=True))
-    left.legend(loc="upper left")
-    left.set_title("Expected tokens: formula and measurement")
-    _positions(right, {"": counts}, [BLUE])
-    right.set_title("α by place in the draft")
+    figure, ax = canvas(3.9)
+    gammas, grid = np.arange(len(measured)) + 1, np.arange(len(measured) + 1)
+    ax.plot(grid, formulas.expected_tokens(alpha, grid), "--", color=BLUE,
+            label=f"formula, one α = {alpha:.2f} for all places")
+    ax.plot(grid, [formulas.expected_tokens_by_position(by_position, g) for g in grid], color=BLUE,
+            label="formula, each place its own α")
+    ax.errorbar(gammas, measured, errors, fmt="o", color=GREEN, capsize=3, zorder=5, label="recorded answers (bars: 95 %)")
+    ax.plot(list(here), list(here.values()), "o", color=INK, markerfacecolor="white", zorder=6, label="this run")
+    ax.axhline(1, color=GREY, linewidth=1, linestyle=":", label="plain decoding")
+    ax.set(xlabel="γ, drafted tokens per step", ylabel="tokens per verification", xticks=grid,
+           title=f"Each further token brings less: {measured[0]:.2f} tokens at γ = 1, {measured[-1]:.2f} at γ = {gammas[-1]}")
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 
 
-def _positions(ax: Axes, counts: Mapping[str, Counts], colours: Sequence[str] | None = None) -> None:
+def _positions(ax: Axes, counts: Mapping[str, Counts]) -> None:
     longest = max(len(tested) for tested, _ in counts.values())
     shifts = np.linspace(-0.08, 0.08, len(counts)) if len(counts) > 1 else [0]
     for i, (name, (tested, accepted)) in enumerate(counts.items()):
         colour, marker = look(name, i)
-        colour = colours[i] if colours else colour
         seen = np.flatnonzero(tested)
         x, y = seen + 1 + shifts[i], np.array(formulas.rates(tested, accepted), float)[seen]
         low, high = formulas.proportion_interval(np.asarray(accepted)[seen], np.asarray(tested)[seen])
@@ -370,49 +361,34 @@ def acceptance_by_request(values: Mapping[str, Sequence[float]], groups: Sequenc
 
 
 @styled
-def speed(gammas: Sequence[int],
-          measured: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[float]]],
-          curves: Mapping[str, Sequence[float]], phases: Mapping[str, Sequence[float]]) -> Figure:
-    """Goodput by gamma against theory, and where the time of a step goes.
+def speed(gain: Mapping[str, tuple[Sequence[float], Sequence[float]]], theory: tuple[str, Sequence[float]],
+          here: Mapping[str, Mapping[int, float]], phases: Mapping[str, Sequence[float]]) -> Figure:
+    """The speed-up over plain decoding at gamma 0, 1, ..., and where the time of a step goes.
 
-    ``gammas`` begin with 0, plain decoding. ``measured`` are (tokens per second, low, high) per drafter;
-    ``curves`` and ``phases`` (milliseconds per step) are those of the first drafter.
+    ``gain[drafter]``: speed-ups with half of their intervals; ``theory``: a label and the formula's. ``here[drafter]``:
+    the reader's own, by gamma. ``phases``: milliseconds per step of the reader's run at gamma 0 and at those of ``here``.
     """
     figure, (left, right) = canvas(4.6, 1, 2, width_ratios=[1.35, 1])
-    x, plain = np.arange(len(gammas)), next(iter(measured.values()))[0][0]
-    for (name, values), (dash, shade) in zip(curves.items(), (("--", 0.6), ("-", 1.0))):
-        left.plot(x, values, dash, color=tint(BLUE, shade), label=name)
-    left.axhline(plain, color=GREY, linewidth=1, linestyle=":")
-    for i, (name, (values, low, high)) in enumerate(measured.items()):
+    x = np.arange(len(theory[1]))
+    left.plot(x, theory[1], "--", color=BLUE, label=theory[0])
+    left.axhline(1, color=GREY, linewidth=1, linestyle=":")
+    for i, (name, (values, errors)) in enumerate(gain.items()):
         colour, marker = look(name, i)
-        best = int(np.argmax(values))
-        gain = "never faster than plain"
-        if best:
-            gain = f"at best {values[best] / plain:.2f}× plain, γ = {gammas[best]}"
-        bars = np.clip([np.subtract(values, low), np.subtract(high, values)], 0, None)
-        left.errorbar(x + 0.12 * i - 0.06, values, bars, fmt=marker, color=colour, capsize=3, elinewidth=1.2,
-                      markeredgecolor="white", zorder=5, label=f"{name}: {gain}")
-    top = 1.2 * max(map(max, [*curves.values(), *(values for values, _, _ in measured.values())]))
-    for row, (name, (_, _, high)) in enumerate(measured.items()):   # one lucky prompt must not squeeze all others
-        for i in np.flatnonzero(np.asarray(high) > top):
-            left.text(i + 0.1, top * (0.985 - 0.06 * row), f"↑{high[i]:.0f}", size=9, va="top",
-                      color=look(name, row)[0])
-    left.set(xlabel="γ, drafted tokens per step (0: plain decoding)", ylabel="tokens per second",
-             ylim=(0, top))
-    left.set_xticks(x, gammas)
-    left.set_title("Goodput here (bars: slowest to fastest prompt, ↑ off axis)", size=10)
-    base = np.zeros(len(gammas))
-    whole = np.sum(list(phases.values()), axis=0).max()
+        left.errorbar(x, values, errors, color=colour, marker=marker, capsize=3, label=name)
+        left.plot(list(here[name]), list(here[name].values()), marker, linestyle="none", color=colour,
+                  markerfacecolor="white", zorder=5, label=f"{name}, this run")
+    peak, best, name = max((value, gamma, name) for name, (values, _) in gain.items() for gamma, value in enumerate(values))
+    left.set(xlabel="γ, drafted tokens per step (0: plain decoding)", ylabel="speed-up over plain decoding", ylim=(0, None),
+             xticks=x, title=f"At best {peak:.2f} times plain: {name}, γ = {best}" if best else "Nothing here beats plain decoding")
+    gammas, base = [0, *next(iter(here.values()))], 0
     for (name, values), colour in zip(phases.items(), (ORANGE, BLUE, SKY, "#BBBBBB")):
-        small = max(values) < 0.02 * whole      # too thin to be seen: the legend says so
-        right.bar(x, values, bottom=base, color=colour, width=0.7, label=f"{name} (below 2 %)" if small else name)
-        base += np.asarray(values, float)
-    right.set_xticks(x, gammas)
-    right.set(xlabel="γ", ylabel="milliseconds per step", ylim=(0, whole * 1.05))
+        right.bar(range(len(gammas)), values, bottom=base, color=colour, width=0.7, label=name)
+        base = base + np.asarray(values, float)
+    right.set(xlabel="γ", ylabel="milliseconds per step", xticks=range(len(gammas)), xticklabels=gammas,
+              title=f"{next(iter(phases))}: {phases[next(iter(phases))][-1] / base[-1]:.0%} of a step at γ = {gammas[-1]}")
     right.grid(axis="x", visible=False)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower left")
-    figure.legend(*right.get_legend_handles_labels(), loc="lower right", reverse=True)
-    right.set_title(f"Where a step's time goes, {next(iter(measured))}")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", ncols=2)
+    figure.legend(*right.get_legend_handles_labels(), loc="outside lower right", reverse=True, ncols=2)
     return figure
 
 
@@ -472,4 +448,5 @@ def theory_family(alphas: Sequence[float], costs: Sequence[float], *, gammas: in
         ax.set_title(f"c = {cost:g}")
     axes[0].set_ylabel("speed-up over plain decoding")
     axes[0].set_ylim(0, None)
+    figure.suptitle("The better and cheaper the drafter, the longer its best draft (circles)", x=.01, ha="left", weight="bold", size=11)
     return figure
