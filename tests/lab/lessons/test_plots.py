@@ -200,7 +200,7 @@ def test_speed_names_the_best_drafter_and_gamma():
     phases = {"drafting": [0, 6], "target": [90, 94]}
     figure = plots.speed({"slow": ([1, .9, .8], [0, .1, .1]), "quick": ([1, 1.1, 1.2], [0, .1, .1])}, ("theory", [1, 1.1, 1.2]),
                          {"slow": {1: .9}, "quick": {1: 1.2}}, phases)
-    assert "At best 1.20 times plain: quick, γ = 2" in words(figure) and "drafting: 6% of a step at γ = 1" in words(figure)
+    assert "At best 1.20 times plain: quick, γ = 2" in words(figure) and "Drafting takes 6% of a step at γ = 1" in words(figure)
     figure = plots.speed({"slow": ([1, .9], [0, .1])}, ("theory", [1, .95]), {"slow": {1: .9}}, phases)
     assert "Nothing here beats plain decoding" in words(figure)
 
