@@ -77,7 +77,8 @@ def run(args) -> Report:
     judged = {name: judge(family, name, answers, scores.get(name)) for name in names}
     costs, verify = measure_costs(family, args.context, args.repeats)
     report = summarise(judged, answers, costs, verify)
-    report.rows += [{"section": BY_PLACE, "workload": "mix", "drafter": name, "place": place + 1, "agreement": share}
+    report.rows += [{"section": BY_PLACE, "workload": "mix", "drafter": name, "requests": len(answers.workloads),
+                     "place": place + 1, "agreement": share}
                     for name, shares in agreement_by_place(family, scores, answers).items()
                     for place, share in enumerate(shares)]
     source = args.workload or "the test split"
@@ -235,15 +236,21 @@ def _mean(values: list) -> float:
     return sum(values) / max(1, len(values))
 
 
+def shares(rows: Sequence[dict]) -> dict[str, dict[str, float]]:
+    """By workload and drafter, for which share of the requests it is the fastest."""
+    out: dict[str, dict[str, float]] = {}
+    for row in rows:
+        if row.get("best_share") is not None:
+            out.setdefault(row["workload"], {})[row["drafter"]] = row["best_share"]
+    return out
+
+
 def save_figure(report: Report, counts: dict[str, int], folder: str) -> None:
     """``best_ssm_share``: for which share of the requests is each drafter best? By workload, of ``counts`` requests."""
     from spin_core.lab.results import figures
     from spin_core.lab.lessons.l2_drafters.plots import best_share
 
-    share: dict[str, dict[str, float]] = {}
-    for row in report.rows:
-        if row.get("best_share") is not None:
-            share.setdefault(row["workload"], {})[row["drafter"]] = row["best_share"]
+    share = shares(report.rows)
     series = [{"label": name, "kind": "measured", "source": "python -m spin_core bench drafters", "x": list(share),
                "y": [values[name] for values in share.values()]} for name in share["mix"]]
     series.append({"label": "SPIN: LLaMA 265M, one of five SSMs, is best", "kind": "published",
