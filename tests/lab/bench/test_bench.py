@@ -78,7 +78,7 @@ def test_a_fixed_drafter_without_its_gamma_is_told_the_form(text, capsys):
         capsys.readouterr().err.replace("\n", " ")
 
 
-@pytest.mark.parametrize("command", ["drafters --figures", "select --record"])
+@pytest.mark.parametrize("command", ["select --record"])
 def test_what_cannot_be_written_is_noticed_before_the_work(command, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(zoo, "load", lambda *args, **options: pytest.fail("it has begun to work"))
     (tmp_path / "file").touch()
