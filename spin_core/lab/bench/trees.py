@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 
 from spin_core.lab.bench import Bar, Report, positive
-from spin_core.lab.bench.answers import pool
 from spin_core.lab.simulate.best_shape import best_shape
 from spin_core.engine import Engine
 from spin_core.lab.lessons.l8_token_trees import measure as trees
@@ -25,8 +24,8 @@ PARTS = ("law", "match", "width", "rules", "merge", "shape", "map")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=positive, default=3, help="prompts of each workload's test split (default 3)")
     parser.add_argument("--max-new-tokens", type=positive, default=24)
-    parser.add_argument("--drafters", nargs=2, metavar="NAME",
-                        help="model drafters: the first grows trees, both are merged (default: the family's first two)")
+    parser.add_argument("--drafters", nargs=2, default=["pruned-4L-8k", "fed-1L-8k"], metavar="NAME",
+                        help="model drafters: the first grows trees, both are merged")
     parser.add_argument("--width", type=positive, nargs="+", default=[1, 3, 5])
     parser.add_argument("--batch", type=positive, nargs="+", default=[1, 2, 4, 8], help="batches of the latency map")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run (default: all)")
@@ -38,7 +37,6 @@ def run(args) -> Report:
     from spin_core.workloads import load_workload
 
     family = zoo.load("smollm2", device=args.device)
-    args.drafters = args.drafters or pool(family)[0][:2]
     prompts = {name: [family.encode(p.messages) for p in load_workload(name, "test", limit=args.prompts)]
                for name in WORKLOADS}
     engine = Engine(family, "none", max_batch=8)
