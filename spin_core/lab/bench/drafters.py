@@ -104,7 +104,8 @@ def model_scores(family, answers: Answers) -> dict[str, list[Scores]]:
             for name, source in family.drafters.items() if hasattr(source, "model")}
 
 
-def agreement_by_place(family, scores: dict[str, list[Scores]], answers: Answers, places: int = 6) -> dict[str, list[float]]:
+def agreement_by_place(family, scores: dict[str, list[Scores]], answers: Answers,
+                       places: int = 6) -> dict[str, list[float]]:
     """How often a model's favourite is the target's token, at places 1, 2, ... of a draft behind right tokens.
 
     The first drafter that reads the target's states is there twice: "starved", it reads zeros in their place.
@@ -155,7 +156,8 @@ def tokens(chain: Chain) -> int:
 
 
 def summarise(judged: dict[str, Judged], answers: Answers, costs: dict[str, float], verify: list[float]) -> Report:
-    """One row per drafter and workload, "mix" last, and the bars. ``..._error``: half of a 95 % interval over requests."""
+    """One row per drafter and workload, "mix" last, and the bars. ``..._error``: half of a 95 % interval over
+    requests."""
     every = range(len(answers.workloads))
     groups = {name: [i for i in every if answers.workloads[i] == name] for name in dict.fromkeys(answers.workloads)}
     groups["mix"] = list(every)
@@ -180,9 +182,11 @@ def summarise(judged: dict[str, Judged], answers: Answers, costs: dict[str, floa
             gamma = max(spent[name], key=lambda g: speed(name, g, members))
             taus = {f"tau{g}": _tau(j.chains[g], members) for g in j.chains}
             emitted, chains = [lengths[i] for i in members], j.chains.get(4, j.chains[gamma])
-            rows_.append({"workload": workload, "drafter": name, "requests": len(members), "alpha": _mean([j.alpha[i] for i in members]),
+            rows_.append({"workload": workload, "drafter": name, "requests": len(members),
+                          "alpha": _mean([j.alpha[i] for i in members]),
                           "agreement": _mean([j.agreement[i] for i in members]), **taus,
-                          "tau4_error": ratio_error(emitted, [len(chains[i]) for i in members]), "c": _cost(costs, name),
+                          "tau4_error": ratio_error(emitted, [len(chains[i]) for i in members]),
+                          "c": _cost(costs, name),
                           "best_gamma": gamma, "speed_up": speed(name, gamma, members),
                           "speed_up_error": ratio_error(emitted, [spent[name][gamma][i] for i in members]),
                           "best_share": share[name] if name in alone else None})

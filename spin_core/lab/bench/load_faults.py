@@ -249,7 +249,7 @@ def measure_threads(engines: int, seed: int, pipelines: Sequence = PIPELINES, re
         report.notes += [f"pipeline {pipeline}: {type(error).__name__}: {error}" for error in callers.errors]
     for pipeline, pairs in done.items():
         row = tally(pipeline, pairs, *counts[pipeline][1:], differences(family, pairs))
-        report.rows.append({"pipeline": pipeline, "engines": counts[pipeline][0], "exceptions": row.pop("errors"), **row})
+        report.rows.append(row | {"engines": counts[pipeline][0], "exceptions": row.pop("errors")})
     served, lost, exceptions, wrong = totals(report.rows, "engines", "lost", "exceptions", "wrong_texts")
     report.bars += [Bar("texts that differ from those of requests alone", wrong, "<= 0"),
                     Bar("requests lost", lost, "<= 0"), Bar("exceptions", exceptions, "<= 0"),

@@ -79,9 +79,10 @@ def run(args) -> Report:
                  Bar("padded view / auto, the same, neither gathered", in_place, ">= 1.5"),
                  Bar("the best strategy / auto, at worst", min(r["best_over_auto"] for r in rows), ">= 0.97")]
     return Report("verify-attention", rows, bars, [
-        f"{heads.kv * heads.group} heads over {heads.kv} kv heads of {dim}, {dtype}, {torch.get_num_threads()} threads; "
-        f"us per layer, medians of {args.repeats} rounds in which all take turns, over {LAYERS} layers; ratios are medians "
-        "of ratios within a round; where auto is not the best strategy, the two are compared in rounds of their own",
+        f"{heads.kv * heads.group} heads over {heads.kv} kv heads of {dim}, {dtype}, {torch.get_num_threads()} "
+        f"threads; us per layer, medians of {args.repeats} rounds in which all take turns, over {LAYERS} layers; "
+        "ratios are medians of ratios within a round; where auto is not the best strategy, the two are compared in rounds of "
+        "their own",
         "plan_us: planning and layout, once per step and not per layer",
         f"largest difference between strategies {max(errors):.1e}",
         "padded_view: the padded batch without gathering, if slots and memory allow",

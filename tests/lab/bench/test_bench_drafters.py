@@ -64,7 +64,8 @@ def test_alpha_of_the_target_itself_is_one(family, answers):
 def test_seconds_and_shares_by_hand(answers):
     assert bench.seconds([(2, 2), (1, 0)], .1, [1.0, 1.2, 1.5]) == pytest.approx(.2 + 1.5 + .1 + 1.2)
     assert bench.seconds([(2, 2), (0, 0)], .1, [1.0, 1.2, 1.5], True) == pytest.approx(.1 + 1.5 + .1 + 1.0)
-    assert bench.seconds([(2, 2), (1, 0)], .1, [1.0, 1.2, 1.5], [True, False], .01) == pytest.approx(.01 + 1.5 + .1 + 1.2)
+    assert bench.seconds([(2, 2), (1, 0)], .1, [1.0, 1.2, 1.5], [True, False], .01) == \
+        pytest.approx(.01 + 1.5 + .1 + 1.2)
     good, bad = [(1, 1)] * 5, [(1, 0)] * 10
     mixed = [good, good, bad, good]
     def judged_as(looked: bool, chains) -> bench.Judged:
