@@ -126,6 +126,16 @@ def test_the_log_says_what_an_exported_drafter_is_worth(made, family, tmp_path, 
     assert last["held_out_overlap"] == pytest.approx(sum(overlaps) / len(overlaps), abs=.01)
 
 
+def test_the_command_exports_any_checkpoint(made, family, tmp_path, monkeypatch, capsys):
+    """Whatever it is called: a checkpoint knows its recipe."""
+    monkeypatch.setattr(zoo, "load", lambda *args, **options: family)
+    command = ["distill", "--export", str(tmp_path), "--out", str(made)]
+    assert main([*command, "--drafter", "fed"]) == 0 and [p.stem for p in tmp_path.glob("*.safetensors")] == ["fed"]
+    assert main(command) == 0 and {p.stem for p in tmp_path.glob("*.safetensors")} >= set(RECIPES)
+    assert main([*command, "--drafter", "absent"]) == 2
+    assert f"no checkpoint of absent in {made}" in capsys.readouterr().err
+
+
 def test_a_head_is_written_for_other_libraries_too(made, family, tmp_path):
     from spin_core.zoo import speculators
 
