@@ -73,7 +73,8 @@ def run(args) -> Report:
     judged = {name: judge(family, name, answers, scores.get(name)) for name in names}
     costs, verify = measure_costs(family, args.context, args.repeats)
     report = summarise(judged, answers, costs, verify)
-    report.rows += [{"section": BY_PLACE, "workload": "mix", "drafter": name, "place": place + 1, "agreement": share}
+    report.rows += [{"section": BY_PLACE, "workload": "mix", "drafter": name, "requests": len(answers.workloads),
+                     "place": place + 1, "agreement": share}
                     for name, shares in agreement_by_place(family, scores, answers).items()
                     for place, share in enumerate(shares)]
     source = args.workload or "the test split"
@@ -232,3 +233,12 @@ def ratio_error(above: Sequence[float], below: Sequence[float]) -> float:
 
 def _mean(values: list) -> float:
     return sum(values) / max(1, len(values))
+
+
+def shares(rows: Sequence[dict]) -> dict[str, dict[str, float]]:
+    """By workload and drafter, for which share of the requests it is the fastest."""
+    out: dict[str, dict[str, float]] = {}
+    for row in rows:
+        if row.get("best_share") is not None:
+            out.setdefault(row["workload"], {})[row["drafter"]] = row["best_share"]
+    return out

@@ -94,10 +94,7 @@ def run(args) -> Report:
 def on_gpu(settings) -> Report:
     """The section "verify-attention" of ``bench gpu``: largest batches first, as long as there is time."""
     report = Report("verify-attention", [])
-    for batch in (1,) if settings.dry else sorted(BATCHES, reverse=True):
-        if settings.left() <= 0:
-            report.notes.append(f"out of time before batch {batch}")
-            break
+    for batch in report.within(settings.left, (1,) if settings.dry else sorted(BATCHES, reverse=True)):
         part = run(Namespace(device=settings.device, batch=[batch], repeats=2 if settings.dry else 40))
         report.rows += part.rows
         report.bars += [bar for bar in part.bars if bar.value is not None and (batch == 16 or "touched" in bar.name)]

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 BLUE, ORANGE, GREEN, RED, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"
 INK, GREY, LIGHT = "#222222", "#777777", "#E4E4E4"
 P_COLOUR, Q_COLOUR, RESIDUAL_COLOUR = BLUE, ORANGE, SKY
-SERIES = [(GREEN, "o"), (RED, "s"), (BLUE, "^"), (ORANGE, "v"), (GREY, "P")]
+SERIES = [(GREEN, "o"), (RED, "s"), (BLUE, "^"), (ORANGE, "v"), (GREY, "P"), (SKY, "X"), (INK, "p"), ("#A08A00", "h")]
 WIDTH = 9.6             # inches, of every figure: one column of a notebook
 MONO = "DejaVu Sans Mono"      # comes with matplotlib
 CHAR = 0.602           # width of its characters over its size
