@@ -75,8 +75,8 @@ def test_figures_are_drawn_from_numbers():
     assert [t.get_text() for t in ladder.axes[1].texts] == ["20 ms", "500 ms"]
     gains = plots.microbatches({"a": {1: 1, 2: 1.2}}, {"b": {1: 1, 2: 1.8}}, {4: 1.29}, {"CP": 3})
     assert gains.axes[0].get_ylim()[1] > 1.8
-    case = {"name": "n", "best": 2, "chosen": 1, "right": 0.9, "share": 0.8}
-    assert [t.get_text() for t in plots.microbatch_heuristic([case]).axes[1].texts] == ["0.90", "0.80"]
+    case = {"name": "n", "best": 2, "chosen": 1, "share": 0.8}
+    assert [t.get_text() for t in plots.microbatch_heuristic([case]).axes[0].texts] == ["0.80"]
 
 
 @pytest.mark.parametrize("policy, groups", [("spin", 2), ("none", 1), ("68M", 8)])
@@ -206,6 +206,21 @@ def test_of_an_unfinished_run_what_is_there_is_shown(tmp_path, rows, systems, la
     assert len([a for a in overall.axes if a.get_title(loc="left").startswith("measured: box")]) == bool(systems)
     shown = plots.measured_ladders({"box": {8: found.over("plain")}}, lesson.LADDER).axes[0].patches
     assert len(shown) == len(found.over("plain"))
+
+
+def test_the_gain_by_batch_is_read_and_drawn(tmp_path):
+    assert lesson.gain_by_batch(tmp_path) is None
+    rows = [{"contender": name, "temperature": t, "batch": b, "tokens_per_s": rate, "over_plain": gain, "over_plain_low": low,
+             "over_plain_high": gain} for t in (0.0, 1.0) for name, b, rate, gain, low in (
+                 ("ours, plain", 1, 10, 1, 1), ("ours, plain", 8, 40, 1, 1), ("ours, plain", 16, 45, 1, 1),
+                 ("ours, SPIN", 1, 15, 1.5, 1.4), ("ours, SPIN", 8, 44, 1.1, 0.9), ("ours, SPIN", 16, 45, 1.0, None))]
+    put(tmp_path, "box/plain.json", "plain", rows)
+    gains, step, _ = lesson.gain_by_batch(tmp_path)
+    assert step == {1: .1, 8: .2, 16: pytest.approx(16 / 45)} and gains[1.0][8]["over_plain"] == 1.1
+    ridge = lesson.ridge(step)          # the line through the last two meets 0.1 s there
+    assert .2 + (step[16] - .2) / 8 * (ridge - 8) == pytest.approx(.1)
+    titles = [a.get_title(loc="left") for a in plots.gain_by_batch(gains, step, ridge).axes]
+    assert titles == ["Speculation surely pays up to batch 1", f"The ridge: {ridge:.1f} rows"]
 
 
 def test_the_system_section_of_bench_gpu_is_read(tmp_path):
