@@ -29,7 +29,8 @@ def test_every_part_has_its_rows(report):
     count = {}
     for row in report.rows:
         count[row["part"]] = count.get(row["part"], 0) + 1
-    assert count == {"law: distance from p": 10, "1: token among first k": 20, "2: tau by width": 4, "3: tau by rule": 4, "merged trees 2,1,1": 9,
+    assert count == {"law: distance from p": 10, "1: token among first k": 20, "2: tau by width": 4, "3: tau by rule": 4,
+                     "merged trees 2,1,1": 9,
                      "batch 1, equal depth": 2, "best shape of 6 nodes": 3, "best shape of 14 nodes": 2,
                      "map: ms per token": 4}
     assert all(row["measured"] > 0 for row in report.rows if not row["part"].startswith("law"))

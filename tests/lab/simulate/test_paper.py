@@ -98,11 +98,13 @@ def test_the_ladder_of_a_hypothesis_is_drawn_beside_the_published_one():
     assert "LLaMA-7B on V100-32GB, batch 4, CP; vanilla" in figure.axes[0].get_title(loc="left")
     assert "keeps no cache" in figure.axes[0].get_title(loc="left")
     assert [text.get_text() for text in figure.axes[0].texts][:3] == ["1.45", "1.81", "1.99"]
-    assert "does not fit" in widgets.ladder_picture("fp32", "V100-16GB", 4, "CP", requests=6).axes[0].get_title(loc="left")
+    picture = widgets.ladder_picture("fp32", "V100-16GB", 4, "CP", requests=6)
+    assert "does not fit" in picture.axes[0].get_title(loc="left")
 
 
 def test_hypotheses_are_drawn_beside_what_is_published():
-    table = {"a": {"x": {"ratio": 2.0, "scored": True, "published": 3}}, "b": {"x": {"ratio": None, "scored": True, "published": 1}},
+    table = {"a": {"x": {"ratio": 2.0, "scored": True, "published": 3}},
+             "b": {"x": {"ratio": None, "scored": True, "published": 1}},
              "c": {"x": {"ratio": 1.0, "scored": False, "published": 1}}}
     panel = plots.verdict(table, ["x"]).axes[0]
     assert [label.get_text() for label in panel.get_yticklabels()] == ["a: 3", "b: 1"]
@@ -158,7 +160,8 @@ def test_at_large_batches_weighing_sets_beats_choosing_alone_and_both_beat_no_dr
     assert rates["spin-full"] > 1.02 * rates["spin"]
 
 
-RATES = {"ours, plain": 8, "ours, vanilla": 10, "+ selection": 11, "+ decomposition": 12, "ours, SPIN": 13, "ours, fixed": 12}
+RATES = {"ours, plain": 8, "ours, vanilla": 10, "+ selection": 11, "+ decomposition": 12,
+         "ours, SPIN": 13, "ours, fixed": 12}
 
 
 def put(folder, path: str, name: str, rows: list[dict], **about) -> None:
@@ -221,12 +224,16 @@ def test_the_gain_by_batch_is_read_and_drawn(tmp_path):
 
 
 def test_the_system_section_of_bench_gpu_is_read(tmp_path):
-    rungs = {"ours, plain": 40.0, "ours, vanilla": 50.0, "+ selection": 45.0, "+ decomposition": 60.0, "+ pipeline": 66.0}
+    rungs = {"ours, plain": 40.0, "ours, vanilla": 50.0, "+ selection": 45.0, "+ decomposition": 60.0,
+             "+ pipeline": 66.0}
     put(tmp_path, "card/gpu.json", "gpu", gpu="G", rows=[
-        *({"section": "system", "batch": b, "rung": r, "tokens_per_s": b * rate} for b in (1, 8) for r, rate in rungs.items()),
-        {"section": "system", "batch": 32, "rung": "ours, plain", "tokens_per_s": 900.0}, {"section": "verify", "batch": 8}])
+        *({"section": "system", "batch": b, "rung": r, "tokens_per_s": b * rate}
+          for b in (1, 8) for r, rate in rungs.items()),
+        {"section": "system", "batch": 32, "rung": "ours, plain", "tokens_per_s": 900.0},
+        {"section": "verify", "batch": 8}])
     one, eight, started = found = lesson.recorded(tmp_path)
-    assert [o.batch for o in found] == [1, 8, 32] and eight.name == "LLaMA-7B shape, card" and eight.origin == {"gpu": "G"}
+    assert [o.batch for o in found] == [1, 8, 32]
+    assert eight.name == "LLaMA-7B shape, card" and eight.origin == {"gpu": "G"}
     assert eight.over("plain") == pytest.approx(
         {"plain": 1, "vanilla": 1.25, "+ selection": 1.125, "+ decomposition": 1.5, "+ pipeline": 1.65})
     assert started.over("plain") == {"plain": 1} and started.over("vanilla") == {} == started.systems()
