@@ -308,5 +308,5 @@ def dashboard(schedule: Schedule, served: Mapping[str, int], *, title: str) -> F
     bars(right, names, [served[name] / total for name in names],
          [tint(GREY if name == "none" else GREEN, 0.7) for name in names], text="{:.0%}")
     right.set(xlim=(0, 1.22), ylim=(max(len(names), 3) - 0.5, -0.5), xlabel="share of verifications")
-    figure.suptitle(title)
+    figure.suptitle(title, x=0.01, ha="left", size=11, weight="bold")
     return figure

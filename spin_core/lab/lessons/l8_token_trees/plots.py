@@ -111,7 +111,7 @@ def trials(found: Sequence[Trial], shown: int | None = None, title: str = "") ->
     tokens = np.arange(len(found[0].p))
     figure = Figure(figsize=(WIDTH, 3.9 if title else 3.6), layout="constrained")
     if title:
-        figure.suptitle(title, fontsize=11)
+        figure.suptitle(title, x=0.01, ha="left", size=11, weight="bold")
     row = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
     for number, axes in enumerate(row):
         axes.grid(False, axis="x")
