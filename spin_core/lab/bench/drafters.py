@@ -13,20 +13,27 @@ is Leviathan et al.'s (arXiv 2211.17192) tau / (gamma c + 1) with measured chain
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
+import torch
 
 from spin_core.files import check_writable
 from spin_core.lab.bench import Bar, Report, positive
 from spin_core.lab.bench.answers import Answers, View, answer, model_views, pool, views_of
 from spin_core.lab.bench.timing import timings
-from spin_core.lab.distill.evaluate import MAX_GAMMA, Scores
+from spin_core.lab.distill.evaluate import MAX_GAMMA, Scores, score
+from spin_core.lab.distill.states import States
 from spin_core.lab.simulate.acceptance import SHARES as PUBLISHED_SHARE
+from spin_core.zoo.fed import FedModel
 
 DESCRIPTION = "every drafter's acceptance, cost and predicted speed-up by workload, and which is best for how many"
 # Where the answer is made of the prompt's own words.
 REPEATING = ("rewrite", "extract", "translate")
 FIGURE = "best_ssm_share"
+BY_PLACE = "drafters by place"      # the section of the report's last rows
 # (drafted, accepted) of every verification of one answer
 Chain = list[tuple[int, int]]
 
@@ -66,9 +73,13 @@ def run(args) -> Report:
     by = args.by or ("category" if args.workload else "workload")
     answers.workloads = {"workload": answers.workloads, "category": answers.categories, "kind": answers.kinds}[by]
     names = [*family.drafters, "ngram", *(f"ngram+{name}" for name in family.drafters)]
-    judged = {name: judge(family, name, answers) for name in names}
+    scores = model_scores(family, answers)
+    judged = {name: judge(family, name, answers, scores.get(name)) for name in names}
     costs, verify = measure_costs(family, args.context, args.repeats)
     report = summarise(judged, answers, costs, verify)
+    report.rows += [{"section": BY_PLACE, "workload": "mix", "drafter": name, "place": place + 1, "agreement": share}
+                    for name, shares in agreement_by_place(family, scores, answers).items()
+                    for place, share in enumerate(shares)]
     source = args.workload or "the test split"
     report.notes.append(f"{len(answers.workloads)} requests of {source} by {by}, at most {args.max_new_tokens} tokens each, "
                         f"greedy; costs at batch 1 with {args.context} cached tokens: v = "
@@ -91,6 +102,28 @@ def judge(family, name: str, answers: Answers, scores: list[Scores] | None = Non
     return Judged([_mean(v.overlap) for v in views], [_mean(v.hits) for v in views],
                   {g: [[(d, a) for d, a, _ in s] for s in chains] for g, chains in steps.items()},
                   {g: [[looked for _, _, looked in s] for s in chains] for g, chains in steps.items()})
+
+
+def model_scores(family, answers: Answers) -> dict[str, list[Scores]]:
+    """The scores of every drafter that is a model, by its name."""
+    return {name: score(source.model, source.ids, family.target, answers.shard, answers.states)
+            for name, source in family.drafters.items() if hasattr(source, "model")}
+
+
+def agreement_by_place(family, scores: dict[str, list[Scores]], answers: Answers, places: int = 6) -> dict[str, list[float]]:
+    """How often a model's favourite is the target's token, at places 1, 2, ... of a draft behind right tokens.
+
+    The first drafter that reads the target's states is there twice: "starved", it reads zeros in their place.
+    """
+    fed = next((name for name in scores if isinstance(family.drafters[name].model, FedModel)), None)
+    if fed:
+        states, source = answers.states, family.drafters[fed]
+        zeros = States(torch.zeros_like(states.hidden), states.log_z,
+                       {layer: torch.zeros_like(kept) for layer, kept in states.inputs.items()})
+        scores = scores | {f"{fed}, starved": score(source.model, source.ids, family.target, answers.shard, zeros,
+                                                    depth=places)}
+    return {name: [_mean([hit for s in many for hit in s.hits[min(place, len(s.hits) - 1)][place:]])
+                   for place in range(places)] for name, many in scores.items()}
 
 
 def _steps(view: View, gamma: int) -> list[tuple[int, int, bool]]:
@@ -128,7 +161,7 @@ def tokens(chain: Chain) -> int:
 
 
 def summarise(judged: dict[str, Judged], answers: Answers, costs: dict[str, float], verify: list[float]) -> Report:
-    """One row per drafter and workload, "mix" last, and the bars."""
+    """One row per drafter and workload, "mix" last, and the bars. ``..._error``: half of a 95 % interval over requests."""
     every = range(len(answers.workloads))
     groups = {name: [i for i in every if answers.workloads[i] == name] for name in dict.fromkeys(answers.workloads)}
     groups["mix"] = list(every)
@@ -152,9 +185,12 @@ def summarise(judged: dict[str, Judged], answers: Answers, costs: dict[str, floa
         for name, j in judged.items():
             gamma = max(spent[name], key=lambda g: speed(name, g, members))
             taus = {f"tau{g}": _tau(j.chains[g], members) for g in j.chains}
-            rows_.append({"workload": workload, "drafter": name, "alpha": _mean([j.alpha[i] for i in members]),
-                          "agreement": _mean([j.agreement[i] for i in members]), **taus, "c": _cost(costs, name),
+            emitted, chains = [lengths[i] for i in members], j.chains.get(4, j.chains[gamma])
+            rows_.append({"workload": workload, "drafter": name, "requests": len(members), "alpha": _mean([j.alpha[i] for i in members]),
+                          "agreement": _mean([j.agreement[i] for i in members]), **taus,
+                          "tau4_error": ratio_error(emitted, [len(chains[i]) for i in members]), "c": _cost(costs, name),
                           "best_gamma": gamma, "speed_up": speed(name, gamma, members),
+                          "speed_up_error": ratio_error(emitted, [spent[name][gamma][i] for i in members]),
                           "best_share": share[name] if name in alone else None})
     mix = {row["drafter"]: row for row in rows_ if row["workload"] == "mix"}
     return Report("drafters", rows_, _bars(mix, judged, answers), [
@@ -188,6 +224,13 @@ def _tau(chains: list[Chain], members: list[int]) -> float:
     return sum(tokens(chains[i]) for i in members) / sum(len(chains[i]) for i in members)
 
 
+def ratio_error(above: Sequence[float], below: Sequence[float]) -> float:
+    """Half of the 95 % interval of sum(above) / sum(below) over requests, linearised; 0 for a single request."""
+    above, below = np.asarray(above, float), np.asarray(below, float)
+    rest, count = above - above.sum() / below.sum() * below, len(above)
+    return float(1.96 * np.sqrt((rest ** 2).sum() * count / max(1, count - 1)) / below.sum())
+
+
 def _mean(values: list) -> float:
     return sum(values) / max(1, len(values))
 
@@ -199,7 +242,7 @@ def save_figure(report: Report, counts: dict[str, int], folder: str) -> None:
 
     share: dict[str, dict[str, float]] = {}
     for row in report.rows:
-        if row["best_share"] is not None:
+        if row.get("best_share") is not None:
             share.setdefault(row["workload"], {})[row["drafter"]] = row["best_share"]
     series = [{"label": name, "kind": "measured", "source": "python -m spin_core bench drafters", "x": list(share),
                "y": [values[name] for values in share.values()]} for name in share["mix"]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -78,6 +79,16 @@ def test_seconds_and_shares_by_hand(answers):
     assert table["a", "ngram"]["speed_up"] == pytest.approx(20 / 11)
 
 
+def test_error_of_a_ratio_covers_it():
+    """About 95 % of the samples of requests have the true ratio in their interval."""
+    rng, inside = np.random.default_rng(0), 0
+    for _ in range(400):
+        below = rng.integers(20, 60, 80)
+        above = rng.poisson(1.5 * below)
+        inside += abs(above.sum() / below.sum() - 1.5) < bench.ratio_error(above, below)
+    assert .92 <= inside / 400 <= .98 and bench.ratio_error([3], [2]) == 0
+
+
 def test_report_and_figure(family, answers, tmp_path):
     names = ["near", "habits", "ngram", "ngram+near"]
     judged = {n: bench.judge(family, n, answers) for n in names}
@@ -89,6 +100,8 @@ def test_report_and_figure(family, answers, tmp_path):
     for workload in ("a", "b", "mix"):
         shares = {r["drafter"]: r["best_share"] for r in report.rows if r["workload"] == workload}
         assert shares.pop("ngram+near") is None and sum(shares.values()) == pytest.approx(1)
+    places = bench.agreement_by_place(served, bench.model_scores(served, answers), answers, 3)
+    assert list(places) == ["near"] and len(places["near"]) == 3 and all(0 <= share <= 1 for share in places["near"])
     assert report.bars[0].name.endswith("weakest model drafter") and "habits" in costs
     bench.save_figure(report, bench.request_counts(answers), str(tmp_path))
     assert (tmp_path / "best_ssm_share.json").exists()

@@ -11,9 +11,7 @@ import torch
 
 from spin_core.lab.distill.command import distill
 from spin_core.lab.distill.corpus import Shard
-from spin_core.lab.distill.evaluate import Scores
 from spin_core.lab.distill.recipes import RECIPES
-from spin_core.lab.distill.states import States
 
 Curve = tuple[list[float], list[float]]
 
@@ -56,14 +54,3 @@ def coverage(text: Shard, sizes: Sequence[int], vocab_size: int) -> list[float]:
 def _answer_counts(text: Shard, vocab_size: int) -> torch.Tensor:
     ids = [t for i in range(len(text.lengths)) for t in text.sequence(i)[1]]
     return torch.bincount(torch.tensor(ids), minlength=vocab_size)
-
-
-def agreement_by_place(scores: Sequence[Scores], places: int) -> list[float]:
-    """How often the drafter's favourite is the target's token, at each place of a draft behind right tokens."""
-    return [float(np.mean([hit for s in scores for hit in s.hits[min(place, len(s.hits) - 1)][place:]]))
-            for place in range(places)]
-
-
-def unfed(states: States) -> States:
-    """The same without what the target knew: what a fed drafter does when it is starved."""
-    return States(torch.zeros_like(states.hidden), states.log_z)
