@@ -149,7 +149,7 @@ def test_what_cannot_be_is_refused_by_name():
         make("random", ["a", "a"])
     with pytest.raises(ValueError, match="'b' has 0"):
         make("random", ["a", "b"], gamma={"a": 1, "b": 0})
-    with pytest.raises(ValueError, match="seated twice"):
+    with pytest.raises(ValueError, match="comes twice"):
         build("random").assign([RequestView(1, 0, 5, 8), RequestView(1, 0, 5, 8)])
     with pytest.raises(ValueError, match="capacity of 'a' is -1"):
         build("random").assign([RequestView(1, 0, 5, 8)], {"a": -1})

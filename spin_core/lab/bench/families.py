@@ -93,7 +93,7 @@ def config(cls: type[hf.PreTrainedConfig], **more) -> hf.PreTrainedConfig:
         settings["num_hidden_layers"] = len(settings["layer_types"])
     for name in getattr(cls, "sub_configs", None) or {}:
         if isinstance(inner := getattr(default, name, None), hf.PreTrainedConfig):
-            settings[name] = config(type(inner))
+            settings[name] = config(type(inner), **(OWN.get(inner.model_type) or {}))
     return cls(**{name: value for name, value in (settings | more).items() if more.get(name, value) is not None})
 
 

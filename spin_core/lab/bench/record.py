@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from spin_core import provenance
+from spin_core.lab import provenance
 from spin_core.draft import Drafter
 from spin_core.lab.bench.answers import STRICT, answer, lookup_views, pool, views_of
 from spin_core.lab.bench.timing import tables, timings

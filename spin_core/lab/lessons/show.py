@@ -12,7 +12,7 @@ from IPython import get_ipython
 from IPython.display import HTML, Image, display
 from matplotlib.figure import Figure
 
-from spin_core import provenance
+from spin_core.lab import provenance
 from spin_core.lab.lessons import look
 from spin_core.lab.results import figures
 
