@@ -7,13 +7,16 @@ import math
 from importlib import import_module
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import tiny
 
 from spin_core.lab.lessons.l1_speculation import plots
 from spin_core.engine import Engine
 from spin_core.lab.lessons import begin, measured, modelled, show
-from spin_core.lab.lessons.l1_speculation.measure import full_steps, goodput, phase_milliseconds, sweep
+from spin_core.lab.lessons.l1_speculation.measure import (
+    full_steps, goodput, phase_milliseconds, recorded_speed, recorded_steps, sweep)
+from spin_core.lab.simulate.recording import Passes, Recording
 from spin_core.request import SamplingParams
 from spin_core.trace import Event
 
@@ -47,8 +50,19 @@ def test_full_steps_leave_out_short_drafts_and_texts_cut_by_a_stop():
 def test_goodput_counts_tokens_and_seconds_after_the_first_step():
     runs = [[event(9, 100.0), event(2, 1.0), event(4, 1.0)], [event(9, 100.0), event(1, 2.0)],
             [event(5, 1.0)]]
-    assert goodput(runs) == (7 / 4, 1 / 2, 6 / 2)
-    assert all(math.isnan(x) for x in goodput([[event(5)]]))
+    assert goodput(runs) == 7 / 4 and math.isnan(goodput([[event(5)]]))
+
+
+def test_recorded_steps_and_speed_by_hand():
+    """Two answers of three and two tokens; a model, and a lookup that finds something once."""
+    recording = Recording(("model", "lookup"), np.array([[1, 0, 0, 1, 0], [1, 0, 0, 0, 0]], np.uint8),
+                          np.array([[2] * 5, [2, 0, 0, 0, 0]], np.uint8), np.array([0, 3, 5]), np.array([1, 1]), ("w",) * 2,
+                          ("a", "b"), {n: Passes((1, 3), times) for n, times in
+                                       (("model", (1, 1)), ("lookup", (.5, .5)), ("target", (10, 14)))}, ("lookup",))
+    steps = {name: [s.tolist() for s in recorded_steps(recording, name, 2)] for name in recording.arms}
+    assert steps == {"model": [[[2, 1], [0, 0]], [[1, 1]]], "lookup": [[[2, 1], [0, 0]], [[0, 0], [0, 0]]]}
+    assert recorded_speed(recording, "model", 2)[0] == pytest.approx(50 / (2 + 14 + 10 + 1 + 12))
+    assert recorded_speed(recording, "lookup", 2)[0] == pytest.approx(50 / (4 * .5 + 14 + 3 * 10))
 
 
 def test_phases_are_medians_and_add_up():

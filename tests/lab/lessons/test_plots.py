@@ -42,12 +42,12 @@ FIGURES = {
     "steps": lambda: plots.steps([REJECTING, ACCEPTING, CUT, PLAIN], title="t"),
     "law": lambda: plots.outcomes(["a", "b"], [0.7, 0.3], {"one, two": [0.6, 0.4], "b": [0.1, 0.9]}, count=10,
                              distances={"one, two": 0.1, "b": 0.6}, noise=0.2),
-    "expected_tokens": lambda: plots.expected_tokens([1, 3], [1.4, 1.9], [0.1, 0.1], COUNTS),
+    "expected_tokens": lambda: plots.expected_tokens([1.4, 1.7, 1.9], [0.1] * 3, COUNTS, {1: 1.5, 3: 2}),
     "acceptance_by_position": lambda: plots.acceptance_by_position({"a": COUNTS, "none": ([0] * 3, [0] * 3)}),
     "acceptance_by_request": lambda: plots.acceptance_by_request({"a": [1, 2, 3], "b": [3, 2, 1]},
                                                                  ["w", "w", "v"]),
-    "speed": lambda: plots.speed([0, 1, 2], {"d": ([10, 12, 11], [9, 11, 10], [11, 13, 12])},
-                                 {"theory": [10, 13, 14]}, {"drafting": [0, 1, 2], "target": [90, 95, 99]}),
+    "speed": lambda: plots.speed({"d": ([1, 1.2, 1.1], [0, .1, .1])}, ("theory", [1, 1.3, 1.4]), {"d": {1: 1.1, 2: 1.3}},
+                                 {"drafting": [0, 1, 2], "target": [90, 95, 99]}),
     "theory_family": lambda: plots.theory_family([0.5, 0.9], [0.05, 0.6]),
 }
 
@@ -145,7 +145,7 @@ def test_text_by_fate_keeps_every_word_and_breaks_lines_between_words():
 
 
 def test_expected_tokens_draws_formula_and_measurement():
-    figure = plots.expected_tokens([1, 3], [1.4, 1.9], [0.1, 0.2], COUNTS)
+    figure = plots.expected_tokens([1.4, 1.7, 1.9], [0.1] * 3, COUNTS, {1: 1.5})
     one, each = (line.get_ydata() for line in figure.axes[0].lines[:2])
     alpha = 35 / 60
     np.testing.assert_allclose(one, [sum(alpha**j for j in range(g + 1)) for g in range(4)])
@@ -196,13 +196,13 @@ def test_no_text_lies_on_another(make):
         assert text_overlaps(make()) == []
 
 
-def test_speed_says_where_a_bar_leaves_the_axes_and_names_the_best_gamma():
-    measured = {"slow": ([10, 9], [9, 8], [11, 10]), "quick": ([10, 12], [9, 11], [11, 90])}
-    figure = plots.speed([0, 2], measured, {"theory": [10, 11]}, {"target": [90, 95]})
-    text = words(figure)
-    assert "↑90" in text and "↑11" not in text
-    assert "slow: never faster than plain" in text and "quick: at best 1.20× plain, γ = 2" in text
-    assert figure.axes[0].get_ylim()[1] < 20
+def test_speed_names_the_best_drafter_and_gamma():
+    phases = {"drafting": [0, 6], "target": [90, 94]}
+    figure = plots.speed({"slow": ([1, .9, .8], [0, .1, .1]), "quick": ([1, 1.1, 1.2], [0, .1, .1])}, ("theory", [1, 1.1, 1.2]),
+                         {"slow": {1: .9}, "quick": {1: 1.2}}, phases)
+    assert "At best 1.20 times plain: quick, γ = 2" in words(figure) and "Drafting takes 6% of a step at γ = 1" in words(figure)
+    figure = plots.speed({"slow": ([1, .9], [0, .1])}, ("theory", [1, .95]), {"slow": {1: .9}}, phases)
+    assert "Nothing here beats plain decoding" in words(figure)
 
 
 def test_the_smaller_png_keeps_every_colour():

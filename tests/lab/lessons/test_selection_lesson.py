@@ -78,6 +78,18 @@ def test_what_was_really_served_goes_by_the_names_of_the_replay(tmp_path):
     assert lesson.live(directory=tmp_path) == {"box": {"fixed:ngram": 1.25, "spin": 1.5}}
 
 
+def test_the_stored_goodput_counts_where_it_knows_all_policies(tmp_path):
+    (tmp_path / "data" / "box").mkdir(parents=True)
+    rows = [{"costs": costs, "policy": policy, "goodput": rate, "share_of_oracle": rate / 100, "+-": half}
+            for costs, policy, rate, half in (("measured", "spin", 90.0, .01), ("measured", "none", 50.0, .02),
+                                              ("measured", "oracle-step", 120.0, None), ("memory-bound", "spin", 9.0, .01))]
+    (tmp_path / "data" / "box" / "any.json").write_text(json.dumps({"name": "select", "cpu": "X", "rows": rows}))
+    known, where = lesson.stored_goodput(["spin", "fixed:none"], tmp_path)
+    assert known["spin"] == pytest.approx((90, 1)) and known["fixed:none"] == pytest.approx((50, 2))
+    assert known["oracle-step"] == (120, 0) and where == {"provenance": {"cpu": "X"}}
+    assert lesson.stored_goodput(["spin", "fixed:new"], tmp_path) == ({}, {})
+
+
 def test_the_late_share_looks_at_the_second_half_of_every_request():
     run = SimpleNamespace(request=np.array([0, 1, 0, 1, 0, 0]), arm=np.array([2, 1, 2, 0, 1, 2]))
     assert lesson.late_share(run, np.array([1, 0])) == pytest.approx((1 / 2 + 1) / 2)
@@ -92,11 +104,11 @@ def test_all_pictures_render_without_a_warning(recording, oracle):
     best, run = oracle
     grid = lesson.choice_map(run, 20)
     pictures = [
-        lambda: plots.bars({"spin": (3.0, .1), "fixed:reads": (2.0, .1)}, {"oracle-request": 3.2}, {"SPIN": 62.33}, title="t"),
+        lambda: plots.bars({"spin": (3.0, .1), "fixed:reads": (2.0, .1)}, {"oracle-request": 3.2}, {"SPIN": 62.33}, {"spin": 2.9}, title="t"),
         lambda: plots.regret({"spin": ([1, 2], [0, 1])}, {"spin": ([1, 40], [0, 1]), "greedy": ([1, 40], [0, 9])}, .1),
         lambda: plots.choices({"a": grid, "b": grid}, run.arms, best),
         lambda: plots.choices({"a": grid}, run.arms, best, most=3),
-        lambda: plots.capacity([0, 8], {"spin": [1, 2], "fixed:reads": [1, 1], "oracle": [2, 2]}),
+        lambda: plots.capacity([0, 8], {"spin": [1, 2], "fixed:reads": [1, 1]}),
         lambda: widgets.story(16, True, 1, 4, 8.0, 4)[0]]
     with warnings.catch_warnings():
         warnings.simplefilter("error")

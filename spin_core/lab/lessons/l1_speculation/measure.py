@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from spin_core.engine import Engine, Prompt
-from spin_core.lab.simulate.oracle import chain_counts
+from spin_core.lab.bench.drafters import ratio_error
 from spin_core.lab.simulate.recording import Recording
 from spin_core.request import SamplingParams
 from spin_core.trace import Event
@@ -45,19 +46,11 @@ def full_steps(runs: Iterable[Run], gamma: int) -> list[Event]:
     return [e for run in runs for e in run if len(e.drafted) == gamma and len(e.emitted) > e.accepted]
 
 
-def goodput(runs: Iterable[Run]) -> tuple[float, float, float]:
-    """Tokens per second while decoding: all runs together, the slowest run, the fastest.
-
-    The first step of a run also reads the prompt, so it is left out; a run of one step says nothing. NaN if
-    none is left.
-    """
-    later = [run[1:] for run in runs if len(run) > 1]
-    tokens = np.array([sum(len(e.emitted) for e in run) for run in later])
-    seconds = np.array([sum(e.step_seconds for e in run) for run in later])
-    if not later:
-        return float("nan"), float("nan"), float("nan")
-    speeds = tokens / seconds
-    return float(tokens.sum() / seconds.sum()), float(speeds.min()), float(speeds.max())
+def goodput(runs: Iterable[Run]) -> float:
+    """Tokens per second while decoding, all runs together; the first step of each, which reads the prompt, left out. NaN if
+    no step is left."""
+    later = [event for run in runs for event in run[1:]]
+    return sum(len(e.emitted) for e in later) / sum(e.step_seconds for e in later) if later else float("nan")
 
 
 def phase_milliseconds(runs: Iterable[Run]) -> dict[str, float]:
@@ -74,19 +67,36 @@ def phase_milliseconds(runs: Iterable[Run]) -> dict[str, float]:
 
 def recorded_counts(recording: Recording, places: int) -> dict[str, dict[str, tuple[np.ndarray, np.ndarray]]]:
     """How often place 1, 2, ... of a draft is tested, and accepted, by workload and drafter, were a draft begun at every
-    position of the recorded answers: thousands of drafts where a lesson's own run has a handful."""
+    position of the recorded answers."""
     depth = np.arange(1, places + 1)[:, None]
     out: dict[str, dict] = {}
     for workload in dict.fromkeys(recording.workloads):
         some = recording.take([r for r, name in enumerate(recording.workloads) if name == workload])
-        out[workload] = {}
-        for name in some.drafters:
-            accepted, proposed = (column[some.arms.index(name)] for column in (some.accepted, some.proposed))
-            out[workload][name] = (((proposed >= depth) & (accepted >= depth - 1)).sum(1), (accepted >= depth).sum(1))
+        rows = {name: some.arms.index(name) for name in some.drafters}
+        out[workload] = {name: (((some.proposed[row] >= depth) & (some.accepted[row] >= depth - 1)).sum(1),
+                                (some.accepted[row] >= depth).sum(1)) for name, row in rows.items()}
     return out
 
 
-def recorded_tokens(recording: Recording, gamma: int) -> dict[str, np.ndarray]:
-    """Tokens per target pass of every recorded request ``[R]`` with each drafter at ``gamma``."""
-    return {name: recording.lengths / chain_counts(recording, recording.arms.index(name), gamma)[0]
-            for name in recording.drafters}
+def recorded_steps(recording: Recording, drafter: str, gamma: int) -> list[np.ndarray]:
+    """(drafted, accepted) of every step ``[steps, 2]`` of each recorded answer, ``gamma`` tokens drafted all along."""
+    row, out = recording.arms.index(drafter), []
+    proposed, accepted = recording.proposed[row].tolist(), recording.accepted[row].tolist()
+    for start, end in itertools.pairwise(recording.starts.tolist()):
+        at, steps = start, []
+        while at < end:
+            drafted = min(gamma, end - at - 1, proposed[at])
+            steps.append((drafted, min(drafted, accepted[at])))
+            at += steps[-1][1] + 1
+        out.append(np.array(steps))
+    return out
+
+
+def recorded_speed(recording: Recording, drafter: str, gamma: int) -> tuple[float, float]:
+    """The speed-up over plain decoding at batch 1 by the recorded times of passes, and half of its 95 % interval."""
+    draft, target = (recording.passes[name] for name in (drafter, "target"))
+    lookup = drafter in recording.lookups           # one pass, however long the draft
+    seconds = [((min(gamma, 1) if lookup else drafted) * draft(1) + target(1 + drafted)).sum()
+               for drafted, _ in (steps.T for steps in recorded_steps(recording, drafter, gamma))]
+    plain = recording.lengths * target(1)
+    return float(plain.sum() / sum(seconds)), ratio_error(plain, seconds)

@@ -8,9 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
-from matplotlib.ticker import MaxNLocator
 
-from spin_core import theory as formulas
+from spin_core.lab import theory as formulas
 from spin_core.lab.lessons.l1_speculation.steps import Place, Step
 from spin_core.lab.lessons.look import (
     BLUE, GREEN, GREY, INK, LIGHT, MONO, ORANGE, PURPLE, P_COLOUR, Q_COLOUR, RED, RESIDUAL_COLOUR, SKY, WIDTH,
@@ -18,7 +17,7 @@ from spin_core.lab.lessons.look import (
 
 Counts = tuple[Sequence[int], Sequence[int]]
 """How often place 1, 2, ... of a draft was tested, and accepted:
-:func:`spin_core.theory.position_counts`."""
+:func:`spin_core.lab.theory.position_counts`."""
 
 FATE_COLOURS = {"accepted": GREEN, "rejected": RED, "replacement": SKY, "bonus": PURPLE, "unseen": GREY}
 FATE_WORDS = {"accepted": "drafted, accepted", "rejected": "drafted, rejected",
@@ -26,11 +25,17 @@ FATE_WORDS = {"accepted": "drafted, accepted", "rejected": "drafted, rejected",
               "unseen": "drafted, not tested"}
 
 
-def _text_axes(figure: Figure, columns: float, lines: float, rect=(0, 0, 1, 1)) -> Axes:
-    """Axes in which one unit is a character across and a line down."""
+def _page(figure: Figure, columns: float, lines: float, title: str, fates: Sequence[str], rect=(0, 0, 1, 1)) -> Axes:
+    """Axes in which one unit is a character across and a line down, with a title and a legend of fates."""
     ax = figure.add_axes(rect)
     ax.set(xlim=(0, columns), ylim=(lines, 0))
     ax.axis("off")
+    ax.text(0.4, 0.6, title, size=11, weight="bold", va="center")
+    x, y = 0.4, 1.8 if title else 0.5
+    for fate in fates:
+        x = _box(ax, x, y, "a", fate, 8.5) + 0.8
+        ax.text(x, y, FATE_WORDS[fate], va="center_baseline", size=8.5, color=INK)
+        x += len(FATE_WORDS[fate]) * 0.95 + 2.2
     return ax
 
 
@@ -47,14 +52,6 @@ def _box(ax: Axes, x: float, y: float, text: str, fate: str, size: float, pad: f
     if fate == "rejected":
         ax.plot([x + pad / 2, x + width - pad / 2], [y, y], color=RED, linewidth=1.4)
     return x + width
-
-
-def _fate_legend(ax: Axes, y: float, fates: Sequence[str], size: float) -> None:
-    x = 0.4
-    for fate in fates:
-        x = _box(ax, x, y, "a", fate, size) + 0.8
-        ax.text(x, y, FATE_WORDS[fate], va="center_baseline", size=size, color=INK)
-        x += len(FATE_WORDS[fate]) * 0.95 + 2.2
 
 
 @styled
@@ -85,12 +82,10 @@ def text_by_fate(tokens: Sequence[str], fates: Sequence[str], *, title: str = ""
                 x += len(shown)
             if k < len(pieces) - 1:
                 x, line = 0, line + 1
-    top, lines = (2.9 if title else 1.5), 1 + max((line for _, line, _, _ in placed), default=0)
-    figure = Figure(figsize=(WIDTH, (top + lines + 0.3) * 0.26))
-    ax = _text_axes(figure, columns + 1, top + lines + 0.3)
-    if title:
-        ax.text(0.4, 0.75, title, size=11, weight="bold", va="center")
-    _fate_legend(ax, top - 0.95, ("accepted", "replacement", "bonus"), 9.5)
+    top = 2.9 if title else 1.5
+    lines = top + 1.3 + max((line for _, line, _, _ in placed), default=0)
+    figure = Figure(figsize=(WIDTH, lines * 0.26))
+    ax = _page(figure, columns + 1, lines, title, ("accepted", "replacement", "bonus"))
     for x, line, shown, fate in placed:
         y = top + line + 0.5
         shade = tint(FATE_COLOURS[fate], 0.30 if fate == "accepted" else 0.45)
@@ -131,14 +126,10 @@ def _strip(ax: Axes, y: float, step: Step, size: float, columns: float, *, befor
 @styled
 def steps(shown: Sequence[Step], *, title: str = "") -> Figure:
     """Several steps below one another: what was drafted, what became of it, what the target added."""
-    size, columns = 9.5, characters(9.5)
-    top = 3.3 if title else 1.8
+    size, columns, top = 9.5, characters(9.5), 3.3 if title else 1.8
     lines = top + 1.25 * len(shown) + 0.2
     figure = Figure(figsize=(WIDTH, lines * 0.27))
-    ax = _text_axes(figure, columns, lines)
-    if title:
-        ax.text(0.4, 0.7, title, size=11, weight="bold", va="center")
-    _fate_legend(ax, top - 1.4, list(FATE_WORDS), 8.5)
+    ax = _page(figure, columns, lines, title, list(FATE_WORDS))
     for i, step in enumerate(shown):
         y = top + 1.25 * i + 0.3
         _strip(ax, y, step, size, columns, before=26, number=i + 1)
@@ -152,9 +143,7 @@ def step(shown: Step, place: int, *, title: str = "") -> Figure:
         raise ValueError(f"step: place {place} of {len(shown.places)}; were the distributions recorded?")
     here, size, columns = shown.places[place], 10, characters(10)
     figure = Figure(figsize=(WIDTH, 5.0))
-    ax = _text_axes(figure, columns, 5.6, (0, 0.7, 1, 0.3))
-    ax.text(0.4, 0.55, title, size=11, weight="bold", va="center")
-    _fate_legend(ax, 1.65, list(FATE_WORDS), 8.5)
+    ax = _page(figure, columns, 5.6, title, list(FATE_WORDS), (0, 0.7, 1, 0.3))
     centres = _strip(ax, 3.1, shown, size, columns, before=24)
     at = min(place, len(centres) - 1)
     if place < len(shown.drafted) or shown.own_fate == "bonus":
@@ -249,19 +238,17 @@ def outcomes(names: Sequence[str], exact: Sequence[float], samples: Mapping[str,
     left.set(ylabel="probability", ylim=(0, 1.42 * top), xlim=(-0.6, len(x) - 0.4))
     left.grid(axis="x", visible=False)
     left.legend(loc="upper left", ncols=2)
-    left.set_title("The first tokens, over many seeds")
+    left.set_title("Farther from the target than chance explains: "
+                   + (", ".join(name for name in samples if distances[name] > noise) or "none"))
 
-    y = np.arange(len(samples))
     for row, (name, (colour, marker)) in enumerate(zip(samples, SAMPLES)):
-        right.plot([0, distances[name]], [row, row], color=colour, linewidth=2)
-        right.plot(distances[name], row, marker, color=colour, markersize=8, markeredgecolor="white")
+        right.plot([0, distances[name]], [row, row], color=colour, marker=marker, markevery=[1], markersize=8)
         right.text(distances[name], row - 0.2, f"{distances[name]:.3f}", ha="center", size=9.5)
     right.axvspan(0, noise, color=tint(GREY, 0.22), linewidth=0)
-    right.set_yticks(y, [n.replace(", ", ",\n") for n in samples])
-    right.set(ylim=(len(samples) - 0.35, -0.55), xlim=(0, max([noise, *distances.values()]) * 1.2))
+    right.set_yticks(range(len(samples)), [n.replace(", ", ",\n") for n in samples])
+    right.set(ylim=(len(samples) - 0.35, -0.55), xlim=(0, max([noise, *distances.values()]) * 1.2),
+              xlabel="total variation distance\n(grey: 95 % of correct samples)", title="Distance from the target")
     right.grid(axis="y", visible=False)
-    right.set_xlabel("total variation distance\n(grey: 95 % of correct samples)")
-    right.set_title("Distance from the target")
     return figure
 
 
@@ -269,41 +256,31 @@ SAMPLES = [("#444444", "o"), (GREEN, "D"), (RED, "X")]
 
 
 @styled
-def expected_tokens(gammas: Sequence[int], measured: Sequence[float], errors: Sequence[float],
-                    counts: Counts) -> Figure:
-    """Tokens per verification by gamma: measured, the formula with one alpha, and with one for every place.
-
-    ``errors`` are half-widths. ``counts`` are how often place 1, 2, ... was tested and accepted, for as
-    many places as the largest gamma; both formulas take their alphas from there.
-    """
+def expected_tokens(measured: Sequence[float], errors: Sequence[float], counts: Counts,
+                    here: Mapping[int, float]) -> Figure:
+    """Tokens per verification at gamma 1, 2, ...: ``measured`` with half of the intervals, ``errors``; the formula with one
+    alpha and with one for every place, from the ``counts`` by place; and the reader's own run, ``here`` by gamma."""
     alpha, by_position = formulas.one_rate(*counts) or 0.0, formulas.rates(*counts)
-    figure, (left, right) = canvas(3.9, 1, 2, width_ratios=[1.35, 1])
-    grid = np.arange(max(gammas) + 1)
-    left.plot(grid, formulas.expected_tokens(alpha, grid), color=BLUE, linestyle="--",
-              label=f"formula, one α = {alpha:.2f} for all places")
-    left.plot(grid, [formulas.expected_tokens_by_position(by_position, g) for g in grid], color=BLUE,
-              label="formula, each place its own α")
-    left.errorbar(gammas, measured, errors, fmt="o", color=GREEN, capsize=3, elinewidth=1.3, zorder=5,
-                  markeredgecolor="white", label="measured (bars: 2 standard errors)")
-    left.axhline(1, color=GREY, linewidth=1, linestyle=":")
-    left.text(max(gammas) + 0.25, 1.015, "plain decoding", color=GREY, size=9, va="bottom", ha="right")
-    low, high = left.get_ylim()
-    left.set(xlabel="γ, drafted tokens per step", ylabel="tokens per verification",
-             xlim=(-0.3, max(gammas) + 0.3), ylim=(min(0.95, low), high + 0.22 * (high - low)))
-    left.xaxis.set_major_locator(MaxNLocator(integer=True))
-    left.legend(loc="upper left")
-    left.set_title("Expected tokens: formula and measurement")
-    _positions(right, {"": counts}, [BLUE])
-    right.set_title("α by place in the draft")
+    figure, ax = canvas(3.9)
+    gammas, grid = np.arange(len(measured)) + 1, np.arange(len(measured) + 1)
+    ax.plot(grid, formulas.expected_tokens(alpha, grid), "--", color=BLUE,
+            label=f"formula, one α = {alpha:.2f} for all places")
+    ax.plot(grid, [formulas.expected_tokens_by_position(by_position, g) for g in grid], color=BLUE,
+            label="formula, each place its own α")
+    ax.errorbar(gammas, measured, errors, fmt="o", color=GREEN, capsize=3, zorder=5, label="recorded answers (bars: 95 %)")
+    ax.plot(list(here), list(here.values()), "o", color=INK, markerfacecolor="white", zorder=6, label="this run")
+    ax.axhline(1, color=GREY, linewidth=1, linestyle=":", label="plain decoding")
+    ax.set(xlabel="γ, drafted tokens per step", ylabel="tokens per verification", xticks=grid,
+           title=f"Each further token brings less: {measured[0]:.2f} tokens at γ = 1, {measured[-1]:.2f} at γ = {gammas[-1]}")
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 
 
-def _positions(ax: Axes, counts: Mapping[str, Counts], colours: Sequence[str] | None = None) -> None:
+def _positions(ax: Axes, counts: Mapping[str, Counts]) -> None:
     longest = max(len(tested) for tested, _ in counts.values())
     shifts = np.linspace(-0.08, 0.08, len(counts)) if len(counts) > 1 else [0]
     for i, (name, (tested, accepted)) in enumerate(counts.items()):
         colour, marker = look(name, i)
-        colour = colours[i] if colours else colour
         seen = np.flatnonzero(tested)
         x, y = seen + 1 + shifts[i], np.array(formulas.rates(tested, accepted), float)[seen]
         low, high = formulas.proportion_interval(np.asarray(accepted)[seen], np.asarray(tested)[seen])
@@ -312,9 +289,8 @@ def _positions(ax: Axes, counts: Mapping[str, Counts], colours: Sequence[str] | 
                 zorder=3)
         if (overall := formulas.one_rate(tested, accepted)) is not None:
             ax.axhline(overall, color=colour, linestyle="--", linewidth=1.1, alpha=0.8)
-    ax.set(xlabel="place in the draft", ylabel="accepted, if tested", ylim=(0, 1.04),
-           xlim=(0.6, longest + 0.4))
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.set(xlabel="place in the draft", ylabel="accepted, if tested", ylim=(0, 1.04), xlim=(0.6, longest + 0.4),
+           xticks=range(1, longest + 1))
 
 
 @styled
@@ -340,17 +316,16 @@ def acceptance_by_position(counts: Mapping[str, Counts], *, here: Mapping[str, C
 
 
 @styled
-def acceptance_by_request(values: Mapping[str, Sequence[float]], groups: Sequence[str], *,
-                          ylabel: str = "tokens per verification") -> Figure:
-    """One column per request, sorted: the range over all drafters, and the mark of its best drafter.
+def acceptance_by_request(values: Mapping[str, Sequence[float]], groups: Sequence[str]) -> Figure:
+    """Tokens per verification: one column per request, sorted: the range over all drafters, and the mark of its best drafter.
 
     ``values[drafter][i]`` belongs to request i, ``groups[i]`` names its workload: a panel each, titled with the drafters
     that are the best for most of its requests.
     """
     names, table, groups = list(values), np.array([values[n] for n in values], float), np.asarray(groups)
     kinds = list(dict.fromkeys(groups.tolist()))
-    figure = Figure(figsize=(WIDTH, 3.9), layout="constrained")
-    for ax, kind in zip(figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0], kinds):
+    figure, axes = canvas(3.9, 1, len(kinds), sharey=True, squeeze=False)
+    for ax, kind in zip(axes[0], kinds):
         mine = table[:, groups == kind]
         mine = mine[:, np.argsort(mine.max(0), kind="stable")]
         winner, x = mine.argmax(0), np.arange(mine.shape[1])
@@ -363,56 +338,41 @@ def acceptance_by_request(values: Mapping[str, Sequence[float]], groups: Sequenc
         first, second = np.argsort(-share)[:2]
         ax.set(xlabel=f"{len(x)} requests, sorted", xticks=[])
         ax.set_title(f"{kind}: {names[first]} {share[first]:.0%},\n{names[second]} {share[second]:.0%}", size=10)
-    figure.axes[0].set_ylabel(ylabel)
+    figure.axes[0].set_ylabel("tokens per verification")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(names),
                   title="mark: the best drafter (of equal ones, the first); grey: down to the worst", title_fontsize=9)
     return figure
 
 
 @styled
-def speed(gammas: Sequence[int],
-          measured: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[float]]],
-          curves: Mapping[str, Sequence[float]], phases: Mapping[str, Sequence[float]]) -> Figure:
-    """Goodput by gamma against theory, and where the time of a step goes.
+def speed(gain: Mapping[str, tuple[Sequence[float], Sequence[float]]], theory: tuple[str, Sequence[float]],
+          here: Mapping[str, Mapping[int, float]], phases: Mapping[str, Sequence[float]]) -> Figure:
+    """The speed-up over plain decoding at gamma 0, 1, ..., and where the time of a step goes.
 
-    ``gammas`` begin with 0, plain decoding. ``measured`` are (tokens per second, low, high) per drafter;
-    ``curves`` and ``phases`` (milliseconds per step) are those of the first drafter.
+    ``gain[drafter]``: speed-ups with half of their intervals; ``theory``: a label and the formula's. ``here[drafter]``:
+    the reader's own, by gamma. ``phases``: milliseconds per step of the reader's run at gamma 0 and at those of ``here``.
     """
     figure, (left, right) = canvas(4.6, 1, 2, width_ratios=[1.35, 1])
-    x, plain = np.arange(len(gammas)), next(iter(measured.values()))[0][0]
-    for (name, values), (dash, shade) in zip(curves.items(), (("--", 0.6), ("-", 1.0))):
-        left.plot(x, values, dash, color=tint(BLUE, shade), label=name)
-    left.axhline(plain, color=GREY, linewidth=1, linestyle=":")
-    for i, (name, (values, low, high)) in enumerate(measured.items()):
+    x = np.arange(len(theory[1]))
+    left.plot(x, theory[1], "--", color=BLUE, label=theory[0])
+    left.axhline(1, color=GREY, linewidth=1, linestyle=":")
+    for i, (name, (values, errors)) in enumerate(gain.items()):
         colour, marker = look(name, i)
-        best = int(np.argmax(values))
-        gain = "never faster than plain"
-        if best:
-            gain = f"at best {values[best] / plain:.2f}× plain, γ = {gammas[best]}"
-        bars = np.clip([np.subtract(values, low), np.subtract(high, values)], 0, None)
-        left.errorbar(x + 0.12 * i - 0.06, values, bars, fmt=marker, color=colour, capsize=3, elinewidth=1.2,
-                      markeredgecolor="white", zorder=5, label=f"{name}: {gain}")
-    top = 1.2 * max(map(max, [*curves.values(), *(values for values, _, _ in measured.values())]))
-    for row, (name, (_, _, high)) in enumerate(measured.items()):   # one lucky prompt must not squeeze all others
-        for i in np.flatnonzero(np.asarray(high) > top):
-            left.text(i + 0.1, top * (0.985 - 0.06 * row), f"↑{high[i]:.0f}", size=9, va="top",
-                      color=look(name, row)[0])
-    left.set(xlabel="γ, drafted tokens per step (0: plain decoding)", ylabel="tokens per second",
-             ylim=(0, top))
-    left.set_xticks(x, gammas)
-    left.set_title("Goodput here (bars: slowest to fastest prompt, ↑ off axis)", size=10)
-    base = np.zeros(len(gammas))
-    whole = np.sum(list(phases.values()), axis=0).max()
+        left.errorbar(x, values, errors, color=colour, marker=marker, capsize=3, label=name)
+        left.plot(list(here[name]), list(here[name].values()), marker, linestyle="none", color=colour,
+                  markerfacecolor="white", zorder=5, label=f"{name}, this run")
+    peak, best, name = max((value, gamma, name) for name, (values, _) in gain.items() for gamma, value in enumerate(values))
+    left.set(xlabel="γ, drafted tokens per step (0: plain decoding)", ylabel="speed-up over plain decoding", ylim=(0, None),
+             xticks=x, title=f"At best {peak:.2f} times plain: {name}, γ = {best}" if best else "Nothing here beats plain decoding")
+    gammas, base = [0, *next(iter(here.values()))], 0
     for (name, values), colour in zip(phases.items(), (ORANGE, BLUE, SKY, "#BBBBBB")):
-        small = max(values) < 0.02 * whole      # too thin to be seen: the legend says so
-        right.bar(x, values, bottom=base, color=colour, width=0.7, label=f"{name} (below 2 %)" if small else name)
-        base += np.asarray(values, float)
-    right.set_xticks(x, gammas)
-    right.set(xlabel="γ", ylabel="milliseconds per step", ylim=(0, whole * 1.05))
+        right.bar(range(len(gammas)), values, bottom=base, color=colour, width=0.7, label=name)
+        base = base + np.asarray(values, float)
+    right.set(xlabel="γ", ylabel="milliseconds per step", xticks=range(len(gammas)), xticklabels=gammas,
+              title=f"Drafting takes {phases['drafting'][-1] / base[-1]:.0%} of a step at γ = {gammas[-1]}")
     right.grid(axis="x", visible=False)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower left")
-    figure.legend(*right.get_legend_handles_labels(), loc="lower right", reverse=True)
-    right.set_title(f"Where a step's time goes, {next(iter(measured))}")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", ncols=2)
+    figure.legend(*right.get_legend_handles_labels(), loc="outside lower right", reverse=True, ncols=2)
     return figure
 
 
@@ -426,34 +386,26 @@ def theory(alpha: float, cost: float, *, gammas: int = 12) -> Figure:
     x = np.arange(gammas + 1)
     tokens, gain = formulas.expected_tokens(alpha, x), formulas.speed_up(alpha, x, cost)
     best, peak = formulas.best_gamma(alpha, cost, gammas)
-    left.plot(x, tokens, "o-", color=BLUE, markeredgecolor="white")
+    left.plot(x, tokens, "o-", color=BLUE)
     if alpha < 1:
-        left.axhline(1 / (1 - alpha), color=GREY, linestyle=":", linewidth=1.2)
-        left.annotate(f"limit 1 / (1 − α) = {1 / (1 - alpha):.2f}", (gammas, 1 / (1 - alpha)), (0, 6),
-                      ha="right", textcoords="offset points", size=9, color="#555555")
-    left.set(xlabel="γ, drafted tokens per step", ylabel="tokens per verification",
-             ylim=(0, max(6, tokens.max() * 1.2)))
-    left.set_title(f"Expected tokens, α = {alpha:.2f}")
-    right.plot(x, gain, "o-", color=GREEN, markeredgecolor="white")
-    right.axhline(1, color=GREY, linewidth=1, linestyle=":")
-    right.text(gammas, 1.01, "plain decoding", color="#555555", size=9, va="bottom", ha="right")
+        left.axhline(1 / (1 - alpha), color=GREY, linestyle=":", linewidth=1.2, label=f"limit 1 / (1 − α) = {1 / (1 - alpha):.2f}")
+        left.legend(loc="upper left")
+    right.plot(x, gain, "o-", color=GREEN)
     right.plot(best, peak, "o", color=GREEN, markersize=12, markeredgecolor=INK)
-    words = f"best γ = {best}: {peak:.2f}×" if best else "best γ = 0: do not speculate"
-    right.annotate(words, (best, peak), (0 if 2 <= best <= gammas - 2 else (14 if best < 2 else -14), 14),
-                   textcoords="offset points", weight="bold",
-                   ha="center" if 2 <= best <= gammas - 2 else ("left" if best < 2 else "right"))
-    right.set(xlabel="γ, drafted tokens per step", ylabel="speed-up", ylim=(0, max(4, peak * 1.25)))
-    right.set_title(f"Speed-up, one drafted token costs c = {cost:.2f}")
-    for ax in (left, right):
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    right.axhline(1, color=GREY, linewidth=1, linestyle=":", label="plain decoding")
+    right.legend(loc="upper left")
+    left.set(xlabel="γ, drafted tokens per step", ylabel="tokens per verification", ylim=(0, max(6, tokens.max() * 1.2)), xticks=x,
+             title=f"Expected tokens, α = {alpha:.2f}")
+    right.set(xlabel="γ, drafted tokens per step", ylabel="speed-up", ylim=(0, max(4, peak * 1.25)), xticks=x,
+              title=f"c = {cost:.2f}: " + (f"best γ = {best}: {peak:.2f}×" if best else "best γ = 0: do not speculate"))
     return figure
 
 
 @styled
 def theory_family(alphas: Sequence[float], costs: Sequence[float], *, gammas: int = 16) -> Figure:
     """Speed-up by gamma, one panel per cost, one curve per alpha, every curve's best gamma marked."""
-    figure = Figure(figsize=(WIDTH, 3.5), layout="constrained")
-    axes = figure.subplots(1, len(costs), sharey=True, squeeze=False)[0]
+    figure, axes = canvas(3.5, 1, len(costs), sharey=True, squeeze=False)
+    axes = axes[0]
     x = np.arange(gammas + 1)
     for ax, cost in zip(axes, costs):
         ends = []
@@ -467,9 +419,7 @@ def theory_family(alphas: Sequence[float], costs: Sequence[float], *, gammas: in
         for alpha, y in zip(alphas, apart(ends, 0.2)):
             ax.text(gammas + 0.35, y, f"α = {alpha:g}", va="center", size=9, color=INK)
         ax.axhline(1, color=GREY, linewidth=1, linestyle=":")
-        ax.set(xlabel="γ, drafted tokens per step", xlim=(-0.4, gammas * 1.27))
-        ax.set_xticks(range(0, gammas + 1, 4))
-        ax.set_title(f"c = {cost:g}")
-    axes[0].set_ylabel("speed-up over plain decoding")
-    axes[0].set_ylim(0, None)
+        ax.set(xlabel="γ, drafted tokens per step", xlim=(-0.4, gammas * 1.27), xticks=range(0, gammas + 1, 4), title=f"c = {cost:g}")
+    axes[0].set(ylabel="speed-up over plain decoding", ylim=(0, None))
+    figure.suptitle("The better and cheaper the drafter, the longer its best draft (circles)", x=.01, ha="left", weight="bold", size=11)
     return figure

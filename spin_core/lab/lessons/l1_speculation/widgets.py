@@ -21,9 +21,9 @@ def stepper(steps: Sequence[Step]) -> Panel:
     """
     if not steps or not all(s.places for s in steps):
         raise ValueError("stepper: needs at least one step, with distributions recorded (Engine(record_probs=True))")
-    back, forth = Button(description="◀ back"), Button(description="next ▶")
-    number = IntSlider(1, 1, len(steps), description="step", continuous_update=False)
-    place = IntSlider(1, 1, 1, description="place")
+    back, forth = Button(description="◀ back", tooltip="the step before"), Button(description="next ▶", tooltip="the next step")
+    number = IntSlider(1, 1, len(steps), description="step", tooltip="a verification", continuous_update=False)
+    place = IntSlider(1, 1, 1, description="place", tooltip="of the draft; the last one is the bonus token's")
 
     def draw() -> Figure:
         shown = steps[number.value - 1]
@@ -72,8 +72,8 @@ def acceptance(counts: Mapping[str, Mapping[str, plots.Counts]]) -> Panel:
     """
     everything = "all"
     drafters = list(next(iter(counts.values())))
-    workload = Dropdown(options=[everything, *counts], description="workload")
-    drafter = Dropdown(options=[everything, *drafters], description="drafter")
+    workload = Dropdown(options=[everything, *counts], description="workload", tooltip="whose prompts to count")
+    drafter = Dropdown(options=[everything, *drafters], description="drafter", tooltip="one drafter, or all beside each other")
 
     def draw() -> Figure:
         workloads = list(counts) if workload.value == everything else [workload.value]

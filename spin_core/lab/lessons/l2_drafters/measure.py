@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 
+from spin_core.lab.bench.drafters import BY_PLACE
 from spin_core.lab.distill.command import distill
 from spin_core.lab.distill.corpus import Shard
 from spin_core.lab.distill.recipes import RECIPES
+from spin_core.lab.results.stored import stored
 
 Curve = tuple[list[float], list[float]]
 
@@ -54,3 +57,22 @@ def coverage(text: Shard, sizes: Sequence[int], vocab_size: int) -> list[float]:
 def _answer_counts(text: Shard, vocab_size: int) -> torch.Tensor:
     ids = [t for i in range(len(text.lengths)) for t in text.sequence(i)[1]]
     return torch.bincount(torch.tensor(ids), minlength=vocab_size)
+
+
+def stored_rows(own: Sequence[dict], directory: Path | None = None) -> tuple[Sequence[dict], dict]:
+    """The rows of a stored ``bench drafters`` and their provenance, as a series has it: of the machine whose file knows most
+    of the drafters in this run's ``own`` rows. Those rows, and no provenance, where no file lies."""
+    names = {row["drafter"] for row in own}
+    found = max(stored("drafters", directory=directory), default=None,
+                key=lambda one: len(names & {row["drafter"] for row in one.rows}))
+    return (found.rows, {"provenance": found.origin}) if found else (own, {})
+
+
+def stored_agreement(own: dict[str, list[float]], requests: int, directory: Path | None = None) \
+        -> tuple[dict[str, list[float]], dict, int]:
+    """The stored agreement by drafter and place of ``bench drafters``, its provenance and number of requests; this run's
+    ``own`` where no file has it."""
+    for found in stored(BY_PLACE, directory=directory):
+        rows = pd.DataFrame(found.rows).sort_values("place").groupby("drafter", sort=False)
+        return rows.agreement.agg(list).to_dict(), {"provenance": found.origin}, found.rows[0]["requests"]
+    return own, {}, requests

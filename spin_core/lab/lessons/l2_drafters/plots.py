@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from spin_core import theory
+from spin_core.lab import theory
 from spin_core.lab.lessons.look import BLUE, GREY, INK, LIGHT, ORANGE, canvas, label, look, styled
 
 Curve = tuple[Sequence[float], Sequence[float]]
@@ -29,7 +29,8 @@ def training(curves: Mapping[str, Curve], here: Mapping[str, Curve]) -> Figure:
     ax.set_xticks([0, 1e3, 1e4, 1e5, 1e6], ["0", "1k", "10k", "100k", "1M"])
     ax.set(xlabel="tokens trained on (0: pruned, not trained)", ylabel="tokens per verification", ylim=(0.97, None))
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    ax.set_title("Held-out answers, four drafted tokens")
+    name, (_, y) = next(iter(here.items()))
+    ax.set_title(f"Cutting alone gives nothing, training does: {y[0]:.2f} to {y[-1]:.2f} ({name})")
     return figure
 
 
@@ -55,43 +56,44 @@ def vocabulary(sizes: Sequence[int], coverage: Sequence[float], megabytes: Seque
 
 
 @styled
-def fed(agreement: Mapping[str, Sequence[float]]) -> Figure:
-    """How often a drafter's favourite is the target's token, by its place in the draft, behind right tokens only."""
+def fed(agreement: Mapping[str, Sequence[float]], here: Mapping[str, Sequence[float]], *, title: str) -> Figure:
+    """How often a drafter's favourite is the target's token, by its place in the draft, behind right tokens only; ``here``,
+    hollow: in the reader's own run."""
     figure, ax = canvas(3.1)
-    for index, (name, y) in enumerate(agreement.items()):
+    for index, name in enumerate(dict.fromkeys([*agreement, *here])):
         colour, marker = look(name, index)
-        ax.plot(range(1, len(y) + 1), y, color=colour, marker=marker, label=name)
-    ax.set(xlabel="place in the draft", ylabel="agreement with the target", ylim=(0, None))
+        for curves, form in ((agreement, {"label": name}), (here, {"linestyle": "none", "markerfacecolor": "white"})):
+            if name in curves and not (curves is here and here == agreement):
+                ax.plot(range(1, len(curves[name]) + 1), curves[name], color=colour, marker=marker, **form)
+    ax.set(xlabel="place in the draft", ylabel="agreement with the target", ylim=(0, None), title=title)
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    ax.set_title("The target's own states help most where they are fresh")
     return figure
 
 
 @styled
-def pool(cost: Mapping[str, float], accepted: Mapping[str, float], lookups: Collection[str] = ()) -> Figure:
-    """Strength against price: each drafter's acceptance rate and its cost c, on the speed-up that the theory gives
-    to any such pair at its best gamma. ``lookups`` often propose nothing, which the theory does not know: hollow."""
+def pool(rows: Mapping[str, Mapping], here: Mapping[str, Mapping], lookups: Collection[str], *, title: str) -> Figure:
+    """Strength against price: tokens per verification by what a draft of four tokens costs, with intervals, on lines of
+    equal speed-up. ``rows`` and ``here``, the reader's run, are those of ``bench drafters`` by drafter; one of ``lookups``
+    finds a whole draft for the price of one token."""
     figure, ax = canvas(3.9)
+    top = 1.15 * max(row["tau4"] for row in [*rows.values(), *here.values()])
+    price = {name: row["c"] * (1 if name in lookups else 4) for name, row in [*here.items(), *rows.items()]}
+    x, y = np.geomspace(min(price.values()) / 2, max(2, *price.values()), 90), np.linspace(.9, top, 90)
+    lines = ax.contour(x, y, y[:, None] / (1 + x), [1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3], colors=GREY, linewidths=.9)
     ax.set_xscale("log")                    # before the lines are labelled: it moves them
-    low = min(min(cost.values()) / 2, .004)
-    c, alpha = np.geomspace(low, .6, 90), np.linspace(0.02, .9, 90)
-    speed = np.array([[theory.best_gamma(a, x, 16)[1] for x in c] for a in alpha])
-    levels = [1.001, 1.1, 1.2, 1.35, 1.5, 1.75, 2, 2.5, 3]
-    ax.contourf(c, alpha, speed, [0, 1.001], colors=[LIGHT])
-    lines = ax.contour(c, alpha, speed, levels, colors=GREY, linewidths=.9)
-    ax.clabel(lines, fmt=lambda v: "no gain" if v < 1.01 else f"{v:g}x", fontsize=9)
-    for index, name in enumerate(cost):
+    ax.clabel(lines, fmt=lambda v: "no gain" if v == 1 else f"{v:g}x", fontsize=9)
+    for index, name in enumerate(dict.fromkeys([*rows, *here])):
         colour, marker = look(name, index)
-        hollow = name in lookups
-        ax.plot(cost[name], accepted[name], color=colour, marker=marker, markersize=10, linestyle="none",
-                markerfacecolor="white" if hollow else colour, markeredgewidth=2 if hollow else 1,
-                label=f"{name}, where it proposes" if hollow else name)
+        if name in rows:
+            ax.errorbar(price[name], rows[name]["tau4"], rows[name].get("tau4_error", 0), color=colour, marker=marker,
+                        markersize=10, capsize=3, linestyle="none", label=name)
+        if name in here:
+            ax.plot(here[name]["c"] * price[name] / (rows.get(name) or here[name])["c"], here[name]["tau4"], marker,
+                    color=colour, markerfacecolor="white", markersize=7)
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    ax.set(xlabel="c, cost of a drafted token in target passes", ylabel="share of looked-at drafts accepted",
-           ylim=(0, .9), xlim=(low, .6))
+    ax.set(xlabel="cost of a draft of four tokens, in target passes", ylabel="tokens per verification", title=title)
     ax.grid(False)
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    ax.set_title("Lines: speed-up at the best gamma, if a pass over gamma + 1 tokens cost what one costs")
     return figure
 
 
@@ -99,50 +101,51 @@ def pool(cost: Mapping[str, float], accepted: Mapping[str, float], lookups: Coll
 def best_share(share: Mapping[str, Mapping[str, float]], counts: Mapping[str, int], published: Mapping[str, float],
                modelled: Mapping[str, Mapping[str, float]] | None = None,
                here: Mapping[str, Mapping[str, float]] | None = None) -> Figure:
-    """For which ``share[workload][drafter]`` of the requests each drafter is the fastest; the workload's number of
-    requests below it, if it is in ``counts``. ``here``: the shares of the reader's own run, as narrow bars. ``published``: the paper's shares for one of its five, by data set; ``modelled``: those of all
-    five."""
+    """For which ``share[workload][drafter]`` of the requests each drafter is the fastest; below it the workload's number of
+    requests, if ``counts`` has it, and the 95 % interval of the largest share of the last workload in the title. ``here``:
+    the shares of the reader's own run, as narrow bars. ``published``: the paper's shares for one of its five, by data set;
+    ``modelled``: those of all five."""
     figure, panels = canvas(3.7, 1, 3 if modelled else 2, width_ratios=[3.4, 2.4, 1.1] if modelled else [4, 1.3])
     ax, beside = panels[0], panels[-1]
-    _stacked(ax, share, [f"{name}\n{counts[name]}" if name in counts else name for name in share], here)
-    most = max((value, name) for name, value in next(reversed(share.values())).items())
-    ax.set(ylabel="share of requests", xlabel="workload" + ("; narrow: this run" if here else ""),
-           title=f"{most[1]} is the best for {most[0]:.0%} of the {next(reversed(share))}")
+    drafters = list(dict.fromkeys(name for shares in (share, here or {}) for values in shares.values() for name in values))
+    _stacked(ax, share, drafters)
+    _stacked(ax, {workload: (here or {}).get(workload, {}) for workload in share}, drafters, .43, .12)
+    ax.set_xticks(range(len(share)), [f"{name}\n{counts[name]}" if name in counts else name for name in share], fontsize=9)
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
+    last = next(reversed(share))
+    name = max(share[last], key=share[last].get)
+    said = f"{name} is the best for {share[last][name]:.0%} of the {last}"
+    if last in counts:
+        low, high = theory.proportion_interval(share[last][name] * counts[last], counts[last])
+        said += f" ({low:.0%} to {high:.0%})"
+    ax.set(ylabel="share of requests", xlabel="workload" + ("; narrow: this run" if here else ""), title=said)
     if modelled:
-        _stacked(panels[1], modelled, list(modelled))
+        _stacked(panels[1], modelled, list(next(iter(modelled.values()))))
+        panels[1].set_xticks(range(len(modelled)), list(modelled), fontsize=9)
+        panels[1].legend(loc="upper left", bbox_to_anchor=(1, 1))
         panels[1].set_title("Modelled: LLaMA-7B")
-    beside.bar(range(len(published)), list(published.values()), .5, color=GREY)
-    for place, value in enumerate(published.values()):
-        beside.text(place, value + .02, f"{value:.0%}", ha="center")
+    bars = beside.bar(range(len(published)), list(published.values()), .5, color=GREY)
+    beside.bar_label(bars, fmt="{:.0%}")
     beside.set_xticks(range(len(published)), list(published))
-    beside.set(ylim=(0, 1), xlim=(-.6, len(published) - .4))
+    beside.set(ylim=(0, 1), xlim=(-.6, len(published) - .4), title="Published", xlabel="265M of five")
     beside.grid(False)
-    beside.set_title("Published")
-    beside.set_xlabel("265M of five")
     return figure
 
 
-def _stacked(ax: Axes, share: Mapping[str, Mapping[str, float]], ticks: list[str],
-             here: Mapping[str, Mapping[str, float]] | None = None) -> None:
-    """Bars of ``share[workload][drafter]`` on top of each other; narrow ones beside them for ``here``."""
-    places, below = np.arange(len(share)), np.zeros(len(share))
-    beside = np.zeros(len(share))
-    for index, name in enumerate(next(iter(share.values())) if here else ()):
-        heights = np.array([here.get(workload, {}).get(name, 0) for workload in share])
-        ax.bar(places + .43, heights, .12, bottom=beside, color=look(name, index)[0], edgecolor="white", linewidth=.5)
-        beside += heights
-    for index, name in enumerate(next(iter(share.values()))):
-        heights = np.array([values[name] for values in share.values()])
-        bars = ax.bar(places, heights, .66, bottom=below, color=look(name, index)[0], label=name, edgecolor="white")
-        for bar, height in zip(bars, heights):
-            if height >= .045:
-                ax.text(bar.get_x() + .33, bar.get_y() + height / 2, f"{height:.0%}", ha="center", va="center",
-                        color="white", fontsize=9, weight="bold")
+def _stacked(ax: Axes, share: Mapping[str, Mapping[str, float]], drafters: Sequence[str], shift: float = 0.0,
+             width: float = .66) -> None:
+    """Bars of ``share[workload][drafter]`` on top of each other; labelled unless they stand ``shift`` beside others."""
+    below = np.zeros(len(share))
+    for index, name in enumerate(drafters):
+        heights = np.array([values.get(name, 0) for values in share.values()])
+        bars = ax.bar(np.arange(len(share)) + shift, heights, width, bottom=below, color=look(name, index)[0],
+                      edgecolor="white", linewidth=.5, label="_" * bool(shift) + name)
+        if not shift:
+            ax.bar_label(bars, [f"{h:.0%}" if h >= .045 else "" for h in heights], label_type="center", color="white",
+                         fontsize=9, weight="bold")
         below += heights
-    ax.set_xticks(places, ticks, fontsize=9)
-    ax.set(ylim=(0, 1))
+    ax.set_ylim(0, 1)
     ax.grid(False)
-    ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
 
 
 @styled

@@ -15,8 +15,9 @@ def pick(requests: Sequence[tuple[str, Mapping[str, float]]]) -> Panel:
     if not requests:
         raise ValueError("pick: needs at least one request")
     names = list(requests[0][1])
-    number = IntSlider(1, 1, len(requests), description="request", continuous_update=False)
-    choice = Dropdown(options=[("which one would you pick?", ""), *((n, n) for n in names)], description="drafter")
+    number = IntSlider(1, 1, len(requests), description="request", tooltip="a prompt of this run", continuous_update=False)
+    choice = Dropdown(options=[("which one would you pick?", ""), *((n, n) for n in names)], description="drafter",
+                      tooltip="the drafter that you would choose for this prompt")
     panel = Panel([number, choice], lambda: plots.pick(*requests[number.value - 1], choice.value or None),
                   task="Pick before you look. What in a prompt tells that prompt lookup will win?")
 

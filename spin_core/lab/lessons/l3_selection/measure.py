@@ -95,6 +95,19 @@ def live(batch: int = 8, directory: str | Path | None = None) -> dict[str, dict[
     return out
 
 
+def stored_goodput(policies: Sequence[str], directory: str | Path | None = None) \
+        -> tuple[dict[str, tuple[float, float]], dict]:
+    """Tokens per second and half of the 95 % interval by policy, ceilings included, and the provenance as a series has it: of
+    a stored ``bench select`` (all recorded requests, many orders of service) that knows all ``policies``; else nothing."""
+    for found in stored("select", lambda row: row["costs"] == "measured", directory):
+        rows = {f"fixed:{NONE}" if row["policy"] == NONE else row["policy"]: row
+                for row in found.rows}
+        if set(policies) <= set(rows):
+            return {name: (row["goodput"], row["goodput"] * (row.get("+-") or 0) / row["share_of_oracle"])
+                    for name, row in rows.items()}, {"provenance": found.origin}
+    return {}, {}
+
+
 def late_share(run: Replay, best: ndarray) -> float:
     """How often a request has its ``best [R]`` arm in the second half of its steps, mean over requests."""
     return float(np.mean([(arms[len(arms) // 2:] == best[request]).mean()

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
-from spin_core.lab.lessons.look import BLUE, GREEN, GREY, INK, LIGHT, ORANGE, PURPLE, RED, SERIES, SKY, WIDTH, styled
+from spin_core.lab.lessons.look import BLUE, GREEN, GREY, INK, LIGHT, ORANGE, PURPLE, RED, SKY, canvas, look, styled
 
 POLICY = {"spin": BLUE, "spin-full": GREEN, "greedy": RED, "epsilon-greedy": ORANGE, "thompson": PURPLE, "ucb": SKY}
 NONE_COLOUR = LIGHT
@@ -23,35 +23,29 @@ def policy_colour(name: str) -> str:
 
 def arm_colours(arms: Sequence[str]) -> list[str]:
     """One colour per drafter; no speculation is pale."""
-    named = iter([c for c, _ in SERIES] + [SKY, PURPLE, INK])
-    return [NONE_COLOUR if a == "none" else PURPLE if a == "ngram" else next(named) for a in arms]
+    return [NONE_COLOUR if arm == "none" else look(arm, i)[0] for i, arm in enumerate(arms)]
 
 
 @styled
-def bars(goodput: Mapping[str, tuple[float, float]], ceilings: Mapping[str, float], published: Mapping[str, float], *,
-         title: str = "", source: str = "SPIN, V100s (published)") -> Figure:
-    """Goodput of policies with half of their 95 % interval, dashed ceilings; right, what the paper says."""
-    figure = Figure(figsize=(WIDTH, 0.32 * len(goodput) + 1.5), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(2.4, 1))
-    names = list(goodput)
-    values = np.array([goodput[n][0] for n in names])
-    left.barh(names, values, xerr=[goodput[n][1] for n in names], height=.66, error_kw={"lw": 1.2, "ecolor": INK},
-              color=[policy_colour(n) for n in names])
-    for row, value in enumerate(values):
-        left.text(values.max() * .01, row, f"{value:.1f}", ha="left", va="center", color="white", size=9, weight="bold")
+def bars(goodput: Mapping[str, tuple[float, float]], ceilings: Mapping[str, float], published: Mapping[str, float],
+         here: Mapping[str, float], *, title: str) -> Figure:
+    """Goodput of policies with half of their 95 % interval, dashed ceilings, hollow marks of the reader's run, ``here``;
+    right, what the paper says."""
+    figure, (left, right) = canvas(0.32 * len(goodput) + 1.5, 1, 2, width_ratios=(2.4, 1))
+    values, errors = zip(*goodput.values())
+    bars = left.barh(list(goodput), values, xerr=errors, height=.66, color=[policy_colour(n) for n in goodput])
+    left.bar_label(bars, [f" {value:.1f}" for value in values], label_type="center", color="white", size=9, weight="bold")
+    left.plot(list(here.values()), list(here), "o", color=INK, markerfacecolor="white", label="this run")
     for style, (name, value) in zip(("--", ":", "-."), ceilings.items()):
         left.axvline(value, ls=style, color=INK, lw=1.4, label=f"{name} {value:.1f}")
+    right.bar_label(right.barh(list(published), list(published.values()), height=.66, color=GREY), label_type="center",
+                    color="white", weight="bold")
     left.invert_yaxis()
-    left.grid(axis="y", visible=False)
     left.set(xlabel="tokens per second", title=title)
-    if ceilings:
-        figure.legend(loc="outside lower left", ncols=len(ceilings))
-    right.barh(list(published), list(published.values()), height=.66, color=GREY)
-    for row, value in enumerate(published.values()):
-        right.text(max(published.values()) * .03, row, f"{value:g}", ha="left", va="center", color="white", size=9,
-                   weight="bold")
-    right.set(xlabel="tokens per second", title=source, ylim=left.get_ylim())
-    right.grid(axis="y", visible=False)
+    right.set(xlabel="tokens per second", title="SPIN, V100s (published)", ylim=left.get_ylim())
+    for ax in (left, right):
+        ax.grid(axis="y", visible=False)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", ncols=4)
     return figure
 
 
@@ -64,8 +58,7 @@ def regret(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
 
     ``slope``: what theory says a step by a factor e must cost at least, in tokens; None: not shown.
     """
-    figure = Figure(figsize=(WIDTH, 3.7), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = canvas(3.7, 1, 2)
     for ax, lines in ((left, curves), (right, long)):
         for name, (x, y) in lines.items():
             grey = name.startswith("fixed") or name == "random"
@@ -97,9 +90,9 @@ def choices(maps: Mapping[str, np.ndarray], arms: Sequence[str], best: Sequence[
     ``most`` requests are drawn, evenly spread over all of them when sorted by their ``best`` drafter in hindsight, which
     a strip on the left shows. Each panel's title says how often a request keeps its drafter from step to step.
     """
-    figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
+    figure, axes = canvas(4.6, 1, len(maps), sharey=True, squeeze=False)
     cmap, norm = ListedColormap(["white", *arm_colours(arms)]), BoundaryNorm(np.arange(-1.5, len(arms)), len(arms) + 1)
-    best, axes = np.asarray(best), figure.subplots(1, len(maps), sharey=True, squeeze=False)[0]
+    best, axes = np.asarray(best), axes[0]
     order = np.argsort(best, kind="stable")
     order = order[np.linspace(0, len(order) - 1, min(most, len(order))).round().astype(int)]
     for ax, (name, grid) in zip(axes, maps.items()):
@@ -122,15 +115,11 @@ def choices(maps: Mapping[str, np.ndarray], arms: Sequence[str], best: Sequence[
 @styled
 def capacity(places: Sequence[int], goodput: Mapping[str, Sequence[float]], *, title: str = "") -> Figure:
     """Goodput by how many requests of the batch each model drafter can serve."""
-    figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
-    ax = figure.subplots()
+    figure, ax = canvas(3.2)
     for name, y in goodput.items():
-        fixed, ceiling = name.startswith("fixed"), name.startswith("oracle")
-        ax.plot(places, y, marker="" if ceiling else "o", ls="--" if ceiling else ":" if fixed else "-",
-                color=INK if ceiling else policy_colour(name), label=name)
-    ax.set(xlabel="places of every model drafter", ylabel="tokens per second", title=title)
-    ax.set_ylim(0, 1.08 * max(max(y) for y in goodput.values()))        # room for the highest marker
-    ax.set_xticks(list(places))
+        ax.plot(places, y, marker="o", ls=":" if name.startswith("fixed") else "-", color=policy_colour(name), label=name)
+    ax.set(xlabel="places of every model drafter", ylabel="tokens per second", title=title, xticks=places,
+           ylim=(0, 1.08 * max(max(y) for y in goodput.values())))        # room for the highest marker
     ax.legend(loc="center left", bbox_to_anchor=(1, .5))
     return figure
 
@@ -143,8 +132,7 @@ def live(goodput: Mapping[str, tuple[Sequence[float], Sequence[float]]],
 
     ``shares [windows, arms]``: of "spin". ``shift``: tokens after which the workload changes.
     """
-    figure = Figure(figsize=(WIDTH, 3.6), layout="constrained")
-    a, b, c = figure.subplots(1, 3)
+    figure, (a, b, c) = canvas(3.6, 1, 3)
     others = [n for n in goodput if n not in POLICY]
     for ax, lines in ((a, goodput), (b, lost)):
         for name, (x, y) in lines.items():

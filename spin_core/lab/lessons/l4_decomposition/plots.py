@@ -46,8 +46,8 @@ def cost_curve(made: Plan) -> Figure:
 
     Raises ValueError for a plan that was made without costs.
     """
-    figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
-    _curve(figure.subplots(), made)
+    figure, ax = canvas(3.2)
+    _curve(ax, made)
     return figure
 
 
@@ -165,7 +165,7 @@ def batching_loss(measured: Mapping[str, Mapping[int, tuple]], modelled: Mapping
 @styled
 def verify_latency(by_batch: Mapping[int, Mapping[str, float]], by_skew: Mapping[str, Mapping[str, float]],
                    whole: Mapping[str, Mapping[str, float]],
-                   elsewhere: Mapping[str, Mapping[str, Mapping[str, float]]], *, here: str) -> Figure:
+                   elsewhere: Mapping[str, Mapping[str, Mapping[str, float]]], *, here: str, title: str = "") -> Figure:
     """Time of the attention by batch size and by skew of lengths, and the latency of a whole verification.
 
     ``by_batch[size][way]`` and ``by_skew[name][way]`` are microseconds of a layer measured ``here``, ``way``
@@ -175,6 +175,7 @@ def verify_latency(by_batch: Mapping[int, Mapping[str, float]], by_skew: Mapping
     """
     high = 2 + len(elsewhere) // 2
     figure, grid = canvas(3.7 * high, high, 2, width_ratios=(1, 1.25))
+    figure.suptitle(title, x=0.01, ha="left", weight="bold", size=12)
     _dots(grid[0, 0], by_batch, "requests in the batch", f"measured: {here}, Alpaca-like")
     _dots(grid[0, 1], by_skew, "skew of lengths", f"measured: {here}, batch {max(by_batch)}")
     for panel, (there, skews) in zip(grid.flat[3:], elsewhere.items()):
@@ -228,12 +229,13 @@ def _dots(ax: Axes, groups: Mapping, xlabel: str, title: str) -> None:
 def verify_memory(batches: Sequence[int], held: Mapping[str, Sequence[float]],
                   extra: Mapping[str, Sequence[float]], budget: float,
                   modelled: Mapping[str, Sequence[float]], cards: Mapping[str, float], published: int,
-                  uncached: Mapping[str, Sequence[float]] | None = None) -> Figure:
+                  uncached: Mapping[str, Sequence[float]] | None = None, *, title: str = "") -> Figure:
     """Bytes of a verification by batch size. Left: keys and values ``held`` and what the attention allocates
     beside them, ``extra``, both by way, with a ``budget``; right: ``modelled`` bytes with the weights and the
     memory of some ``cards``; ``published`` is the batch size at which the paper's padded batch runs out of
     memory. ``uncached``: as ``modelled``, for a target without a cache (dotted)."""
     figure, (left, right) = canvas(4.3, 1, 2)
+    figure.suptitle(title, x=0.01, ha="left", weight="bold", size=12)
     x, names = np.arange(len(batches)), list(held)
     for j, way in enumerate(names):
         width = 0.84 / len(names)

@@ -19,12 +19,15 @@ def packing(costs: Costs) -> Panel:
     The picture has the rows, with padding and copied queries, and what every width would cost under
     ``costs``. It opens as wide as the longest request: a padded batch. The button goes to the cheapest width.
     """
-    requests = IntSlider(8, 2, 24, description="requests", continuous_update=False)
-    longest = IntSlider(640, 64, 1024, step=16, description="longest, keys", continuous_update=False)
-    skew = FloatSlider(0.85, min=0, max=0.95, step=0.05, description="skew", continuous_update=False)
-    drafted = IntSlider(4, 0, LARGE - 1, description="drafted γ", continuous_update=False)
-    width = IntSlider(640, 64, 1024, description="width, keys", continuous_update=False)
-    cheapest = Button(description="cheapest width")
+    def slider(value, low, high, name: str, tip: str, kind=IntSlider, **more):
+        return kind(value, min=low, max=high, description=name, tooltip=tip, continuous_update=False, **more)
+
+    requests = slider(8, 2, 24, "requests", "in the batch")
+    longest = slider(640, 64, 1024, "longest, keys", "keys of the longest request", step=16)
+    skew = slider(0.85, 0, 0.95, "skew", "0: all equally long; .95: the shortest has a twentieth of the longest", FloatSlider, step=0.05)
+    drafted = slider(4, 0, LARGE - 1, "drafted γ", "drafted tokens of each request; the target reads one more")
+    width = slider(640, 64, 1024, "width, keys", "no piece is wider than this")
+    cheapest = Button(description="cheapest width", tooltip="the width of the lowest predicted time")
 
     def batch() -> tuple[list[int], list[int]]:
         queries = drafted.value + 1

@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
+from spin_core.lab.lessons.l8_token_trees.measure import Estimate
 from spin_core.lab.lessons.l8_token_trees.steps import TreeStep, Trial
 from spin_core.lab.lessons.look import (
-    BLUE, GREEN, GREY, INK, LIGHT, MONO, ORANGE, PURPLE, Q_COLOUR, RED, SERIES, SKY, WIDTH, canvas, label,
-    styled, tint)
+    BLUE, GREEN, GREY, HOLLOW, INK, MONO, ORANGE, PURPLE, Q_COLOUR, RED, SERIES, SKY, WIDTH, canvas, label,
+    legend_below, styled, tint)
 
 DRAFTER_COLOURS = (ORANGE, SKY, PURPLE, "#F0E442")      # drafters, in their order
 PANELS = 4                                  # tests at a node: three children, and the target's draw
@@ -109,7 +111,7 @@ def trials(found: Sequence[Trial], shown: int | None = None, title: str = "") ->
     tokens = np.arange(len(found[0].p))
     figure = Figure(figsize=(WIDTH, 3.9 if title else 3.6), layout="constrained")
     if title:
-        figure.suptitle(title, fontsize=11)
+        figure.suptitle(title, x=0.01, ha="left", size=11, weight="bold")
     row = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
     for number, axes in enumerate(row):
         axes.grid(False, axis="x")
@@ -158,46 +160,44 @@ def width(nodes: Sequence[int], expected: Mapping[str, Mapping[str, Sequence[flo
 
 
 @styled
-def tables(match: Mapping[str, Mapping[str, Sequence[float]]], tau: Mapping[str, Mapping[int, float]],
+def tables(match: Mapping[str, Mapping[str, Sequence[Estimate]]], tau: Mapping[str, Mapping[int, Estimate]],
            published_match: Mapping[str, Sequence[float]], published_tau: Mapping[str, Mapping[int, float]],
-           here: tuple[Mapping, Mapping] | None = None) -> Figure:
+           here: tuple[Mapping, Mapping]) -> Figure:
     """SpecInfer's first two tables. ``match[way][drafter]``, ways being "greedy" and "sampled": share of the target's
     tokens among the drafter's first 1, 2, ...; ``tau[way][width]``: tokens per verification. Published ones are dashed.
     ``here``: both of the reader's own run, as hollow marks."""
-    figure = Figure(figsize=(WIDTH, 5.6), layout="constrained")
-    for column, (way, axes) in enumerate(zip(match, figure.subplots(2, 2, sharey="row").T)):
-        above, below = axes
+    figure, axes = canvas(5.6, 2, 2, sharey="row")
+    for (above, below), way in zip(axes.T, match):
         for i, (name, rates) in enumerate(match[way].items()):
-            colour, marker = SERIES[i % len(SERIES)]
-            above.plot(range(1, len(rates) + 1), rates, color=colour, marker=marker, label=f"{name}, measured")
-            if here and name in here[0].get(way, {}):
-                above.plot(range(1, len(rates) + 1), here[0][way][name], color=colour, marker=marker,
-                           markerfacecolor="white", linestyle="none")
-        _published(above, range(1, len(published_match[way]) + 1), published_match[way])
-        best = max(match[way].values(), key=lambda rates: rates[-1])
-        above.set(title=f"{way}: the first is right {best[0]:.0%}, one of {len(best)} {best[-1]:.0%}", xlabel="k",
-                  xticks=range(1, 6), ylim=(0, 1.02))
+            _line(above, range(1, len(rates) + 1), rates, i, f"{name}, measured")
+            mine = here[0][way].get(name, ())
+            above.plot(range(1, len(mine) + 1), [one.value for one in mine], **HOLLOW | {"color": SERIES[i][0]})
+        best = max(match[way].values(), key=lambda rates: rates[-1].value)
+        above.set(title=f"{way}: the first is right {best[0].value:.0%}, one of {len(best)} {best[-1].value:.0%}",
+                  xlabel="k", xticks=range(1, 6), ylim=(0, 1.02))
         widths = sorted(tau[way])
-        below.plot(widths, [tau[way][w] for w in widths], color=SERIES[0][0], marker="o", label="measured")
-        if here and way in here[1]:
-            below.plot(list(here[1][way]), list(here[1][way].values()), color=SERIES[0][0], marker="o", linestyle="none",
-                       markerfacecolor="white", label="this run")
-        _published(below, list(published_tau[way]), list(published_tau[way].values()))
-        gain = tau[way][widths[-1]] / tau[way][widths[0]]
+        _line(below, widths, [tau[way][w] for w in widths], 0, "trees, measured")
+        below.plot(list(here[1][way]), [one.value for one in here[1][way].values()], label="this run",
+                   **HOLLOW | {"color": SERIES[0][0]})
+        for panel, known in ((above, dict(enumerate(published_match[way], 1))), (below, published_tau[way])):
+            panel.plot(list(known), list(known.values()), color=GREY, marker="D", markerfacecolor="white",
+                       linestyle=(0, (4, 2)), linewidth=1.4, label="SpecInfer, published")
+        gain = tau[way][widths[-1]].value / tau[way][widths[0]].value
         below.set(title=f"{way}: {widths[-1]} children bring {gain:.2f}× the tokens of {widths[0]}",
                   xlabel="children at the third level", xticks=widths)
         below.set_ylim(bottom=1)
-        if column == 0:
-            above.set_ylabel("token among the first k")
-            below.set_ylabel("tokens per verification")
-            for one in axes:
-                one.legend(loc="lower right", fontsize=8.5)
+    axes[0, 0].set_ylabel("token among the first k")
+    axes[1, 0].set_ylabel("tokens per verification")
+    legend_below(figure, *axes[:, 0], ncols=5)
     return figure
 
 
-def _published(axes: Axes, x, y) -> None:
-    axes.plot(x, y, color=GREY, marker="D", markerfacecolor="white", linestyle=(0, (4, 2)), linewidth=1.4,
-              label="SpecInfer, published")
+def _line(axes: Axes, x: Sequence, values: Sequence[Estimate], number: int, label: str) -> None:
+    """Measured values with their intervals, where there are any."""
+    colour, marker = SERIES[number % len(SERIES)]
+    spread = [[one.value - one.low, one.high - one.value] if one.low is not None else [0, 0] for one in values]
+    axes.errorbar(x, [one.value for one in values], np.transpose(spread), color=colour, marker=marker, label=label,
+                  capsize=3, elinewidth=1.2)
 
 
 @styled
@@ -206,29 +206,17 @@ def latency(cost: Mapping[int, Mapping[int, float]]) -> Figure:
     numbers are relative to width 1."""
     batches, widths = list(cost), list(next(iter(cost.values())))
     relative = np.array([[cost[b][w] / cost[b][widths[0]] for w in widths] for b in batches])
-    figure = Figure(figsize=(WIDTH, 1.5 + 0.5 * len(batches)), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = canvas(1.5 + 0.5 * len(batches))
     spread = max(0.05, float(np.abs(relative - 1).max()))
-    for i, b in enumerate(batches):
-        best = int(relative[i].argmin())
-        for j, w in enumerate(widths):
-            share = min(1.0, abs(relative[i, j] - 1) / spread)
-            colour = GREEN if relative[i, j] < 1 else RED
-            axes.add_patch(Rectangle((j - 0.48, i - 0.46), 0.96, 0.92, facecolor=tint(colour, 0.6 * share),
-                                     edgecolor=INK if j == best else LIGHT, linewidth=2.2 if j == best else 0.8,
-                                     zorder=3 if j == best else 2))
-            axes.text(j, i, f"{relative[i, j]:.2f}\n{cost[b][w]:.0f} ms", ha="center", va="center", fontsize=9,
-                      zorder=4)
-    axes.set(xlim=(-0.6, len(widths) - 0.4), ylim=(len(batches) - 0.4, -0.6), xticks=range(len(widths)),
-             yticks=range(len(batches)), xlabel="children at the third level", ylabel="requests served at once",
-             title=_widest(relative, batches, widths))
-    axes.set_xticklabels([str(w) for w in widths])
-    axes.set_yticklabels([str(b) for b in batches])
+    axes.imshow(1 - relative, cmap=LinearSegmentedColormap.from_list("", [tint(RED, 0.6), "white", tint(GREEN, 0.6)]),
+                vmin=-spread, vmax=spread, aspect="auto")
+    for i, row in enumerate(relative):
+        for j, value in enumerate(row):
+            axes.text(j, i, f"{value:.2f}\n{cost[batches[i]][widths[j]]:.0f} ms", ha="center", va="center", fontsize=9)
+        axes.add_patch(Rectangle((row.argmin() - 0.49, i - 0.47), 0.98, 0.94, fill=False, edgecolor=INK, linewidth=2.2))
+    axes.set(xticks=range(len(widths)), xticklabels=widths, yticks=range(len(batches)), yticklabels=batches,
+             xlabel="children at the third level", ylabel="requests served at once",
+             title=f"{widths[-1]} children: a token takes {relative[0, -1]:.2f}× as long as with {widths[0]} at batch "
+                   f"{batches[0]}, {relative[-1, -1]:.2f}× at {batches[-1]} (framed: the fastest)")
     axes.grid(False)
     return figure
-
-
-def _widest(relative: np.ndarray, batches: Sequence[int], widths: Sequence[int]) -> str:
-    """What the widest tree costs per token at the smallest and at the largest batch, in a sentence."""
-    return (f"{widths[-1]} children: a token takes {relative[0, -1]:.2f}× as long as with {widths[0]} at batch {batches[0]}, "
-            f"{relative[-1, -1]:.2f}× at {batches[-1]} (framed: the fastest)")
