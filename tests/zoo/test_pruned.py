@@ -161,7 +161,7 @@ def test_shipped_drafters_are_whole_and_described():
         if is_table(metadata):
             continue
         ids = tensors["draft_ids"]
-        assert {"description", "family", "data", "seed", "steps", "began_as_target_layers"} <= metadata.keys()
+        assert {"description", "family", "data", "steps", "began_as_target_layers"} <= metadata.keys()
         assert len(ids) == ast.literal_eval(metadata["recipe"])["vocab"]
         log = json.loads(path.with_suffix(".json").read_text())
         assert log["data"] == metadata["data"] and log["log"][-1]["step"] == int(metadata["steps"])
