@@ -95,6 +95,7 @@ def _generate_arguments(parser: argparse.ArgumentParser) -> None:
 def _generate(args) -> int:
     from spin_core import distributed, zoo
     from spin_core.engine import Engine
+    from spin_core.lab.provenance import here       # before the work: it notes the commit that runs
     from spin_core.request import FinishReason, SamplingParams
     from spin_core.runtime.ranks import RankLost, processes
     from spin_core.workloads import load_workload
@@ -124,16 +125,15 @@ def _generate(args) -> int:
     except KeyboardInterrupt as stop:           # what has finished is kept
         with suppress(RankLost):
             engine.cancel_all()
-        _report(args, engine, requests)
+        _report(args, engine, requests, here)
         lost = family.ranks.lost if processes() > 1 else {}
         raise KeyboardInterrupt(*stop.args, *(f"rank {rank} {why}" for rank, why in lost.items())) from stop
-    _report(args, engine, requests)
+    _report(args, engine, requests, here)
     return 1 if any(r.finish_reason is FinishReason.ERROR for r in requests) else 0
 
 
-def _report(args, engine, requests) -> None:
+def _report(args, engine, requests, here) -> None:
     """Print the texts and what speculation did, and write them down if asked."""
-    from spin_core import provenance
     from spin_core.runtime.ranks import processes
 
     if processes() > 1:         # torchrun ends all processes once one has died: not before this is written
@@ -141,7 +141,7 @@ def _report(args, engine, requests) -> None:
     metrics = engine.trace.metrics()
     if args.json:
         save_json(args.json, {
-            **provenance.here(), "arguments": {k: v for k, v in vars(args).items() if k != "command"},
+            **here(), "arguments": {k: v for k, v in vars(args).items() if k != "command"},
             "requests": [{"id": r.id, "prompt_ids": r.prompt_ids, "output_ids": r.output_ids, "text": r.text,
                           "finish_reason": r.finish_reason.value, "error": r.error} for r in requests],
             "metrics": metrics, "events": engine.trace.to_pandas().astype(object).to_dict("records")})

@@ -66,7 +66,7 @@ class Engine:
     (:mod:`spin_core.pipeline.asynchronous`). The pipeline changes speed, not text.
 
     ``trace_limit`` bounds the events that the trace keeps, None keeps all (:class:`spin_core.trace.Trace`).
-    ``check``: compare the target with the library's logits at load, in five short passes (25 ms if it is tiny).
+    ``check``: compare target and model drafters with the library's logits at load, in five short passes each.
 
     All methods may be called from any thread. One step runs at a time, for the requests of all callers; one from
     within a step raises RuntimeError. ``close()``, or leaving the ``with`` block, ends the requests and threads.

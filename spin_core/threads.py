@@ -10,6 +10,8 @@ the environment already says stays as it is: ``OMP_NUM_THREADS=4 python ...`` co
 from __future__ import annotations
 
 import os
+import platform
+import subprocess
 import sys
 from pathlib import Path
 
@@ -67,3 +69,20 @@ def quota(root: Path = Path("/sys/fs/cgroup")) -> float:
         return int(most) / int(period) if most.isdigit() else float("inf")      # "max" or -1: no limit
     except (OSError, ValueError):
         return float("inf")
+
+
+def cpu_name() -> str:
+    """The processor's model, or at least its architecture."""
+    name = cpuinfo().get("model name")
+    if sys.platform == "darwin":
+        name = subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True).stdout.strip()
+    return name or platform.processor() or platform.machine()
+
+
+def cpuinfo() -> dict[str, str]:
+    """What Linux tells of the first processor; empty elsewhere."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    except OSError:
+        return {}
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}

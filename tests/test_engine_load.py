@@ -3,10 +3,9 @@
 import pytest
 import tiny
 
-from spin_core.lab.bench import load, load_beside, load_faults, load_threads, service as bench
+from spin_core.lab.bench import load, load_beside, load_faults, service as bench
 from spin_core.engine import Engine
 from spin_core.request import FinishReason
-
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +28,7 @@ def test_everybody_ends_and_nobody_is_lost(service):
 
 def test_texts_are_those_of_requests_served_one_by_one(service):
     family, _, todo, served = service
-    assert bench.differences(family, served, todo) == (0, 500)
+    assert bench.differences(family, list(zip(served.requests, todo))) == (0, 500)
 
 
 def test_a_wrong_text_would_be_seen(service):
@@ -39,7 +38,7 @@ def test_a_wrong_text_would_be_seen(service):
     for i in (whole, given_up):
         request, job = served.requests[i].snapshot(), todo[i]
         request.output_ids[1] = (request.output_ids[1] + 1) % family.vocab_size
-        assert bench.differences(family, bench.Served([request]), [job]) == (1, 1)
+        assert bench.differences(family, [(request, job)]) == (1, 1)
 
 
 def test_memory_stays_flat(service):
@@ -69,18 +68,18 @@ def test_faults_lose_no_request_and_change_no_text(monkeypatch):
 
 
 def test_engines_called_from_several_threads_lose_nothing_and_change_no_text():
-    report = load_threads.measure(4, 0)
+    report = load_faults.measure_threads(4, 0)
     assert [row["requests"] for row in report.rows] == [16] * 4 and all(bar.holds for bar in report.bars), report
 
 
 def test_what_several_threads_break_is_counted(monkeypatch):
-    monkeypatch.setattr(load_threads.Callers, "_generate", lambda self, todo: 1 / 0)
-    monkeypatch.setattr(load_threads, "differences", lambda *_: (2, 3))
-    report = load_threads.measure(1, 0, pipelines=["off"])
+    monkeypatch.setattr(load_faults.Callers, "_generate", lambda self, todo: 1 / 0)
+    monkeypatch.setattr(load_faults, "differences", lambda *_: (2, 3))
+    report = load_faults.measure_threads(1, 0, pipelines=["off"])
     row, = report.rows
     assert (row["exceptions"], row["lost"], row["wrong_texts"]) == (2, 8, 2)
     assert [bar.holds for bar in report.bars] == [False, False, False, True] and "ZeroDivisionError" in report.notes[0]
-    assert load_threads.measure(1, 0, pipelines=["off"], seconds=0).bars[-1].holds is False
+    assert load_faults.measure_threads(1, 0, pipelines=["off"], seconds=0).bars[-1].holds is False
 
 
 def test_every_broken_draft_is_noticed():

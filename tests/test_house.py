@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spin_core.provenance import ROOT
+from spin_core.lab.provenance import ROOT
 
 FILES = sorted((ROOT / "spin_core").rglob("*.py"))
 SYSTEM = [path for path in FILES if "lab" not in path.relative_to(ROOT).parts]

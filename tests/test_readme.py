@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-from spin_core.provenance import ROOT
+from spin_core.lab.provenance import ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")
 

@@ -16,7 +16,6 @@ from dataclasses import asdict
 import numpy as np
 import torch
 
-from spin_core import provenance
 from spin_core.decompose.attend import Workspace
 from spin_core.decompose.costs import FIELDS, Costs, Heads, typical, features
 from spin_core.decompose.plan import Plan, plan
@@ -24,6 +23,7 @@ from spin_core.decompose.steps import step_class
 from spin_core.files import cache_dir
 from spin_core.kv.batch import RaggedBatch
 from spin_core.kv.cache import SlotCache
+from spin_core.threads import cpu_name
 
 VERSION = 7         # of the measurement: kept constants of another version are measured anew
 ROUNDS = 9
@@ -166,6 +166,4 @@ def _wait(device: torch.device) -> None:
 
 
 def _name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{provenance.here()['cpu']} {device.type}"
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{cpu_name()} {device.type}"

@@ -31,6 +31,11 @@ class BuildContext:
         """What every model drafter is given: slots, room of a slot, and the target's vocabulary."""
         return self.slots, self.max_len, self.family.vocab_size
 
+    @property
+    def check(self) -> bool:
+        """Whether models are compared with the library's logits when they are loaded; drafters as the target."""
+        return getattr(self.target, "check", True)
+
 
 class EnsembleDrafter(Drafter):
     """A drafter made of ``members``, each with state of its own: all of them read and forget together."""

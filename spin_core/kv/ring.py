@@ -103,38 +103,46 @@ class RingCache(SlotCache):
         if len(where):
             for mine, theirs in ((self.k, source.k), (self.v, source.v)):
                 for layer, stored in enumerate(mine):
-                    stored[where, :, entries] = theirs[layer][where, :, positions]
+                    # of a layer with a window of its own the source is a ring, too
+                    stored[where, :, entries] = theirs[layer][where, :, positions % theirs[layer].shape[2]]
 
 
 class RingStep:
     """The attention of one pass over a :class:`RingCache`; it stands in for the cache, too, while the pass runs.
 
     New tokens attend to what the ring held before and to each other; only then are they written, for in a long chunk
-    the last ones overwrite what the first ones see. Raises ValueError for a token tree.
+    the last ones overwrite what the first ones see. ``sights``: by layer, what a layer with a window of its own sees
+    (:class:`spin_core.decompose.needs.Sight`); of that, it sees what the ring holds. Raises ValueError for a token tree.
     """
 
-    def __init__(self, batch: RaggedBatch, cache: RingCache) -> None:
+    def __init__(self, batch: RaggedBatch, cache: RingCache, sights: dict) -> None:
         if any(tree is not None for tree in batch.ancestors):
             raise ValueError("a sparse cache serves chains, not token trees")
         self.batch, self.cache, self.device = batch, cache, cache.k[0].device
-        self.seen, self.masks = zip(*map(self._visible, batch.slots, batch.prefix, batch.counts))
+        self.sights = sights
+        self.views = {sight: [self._visible(*request, sight) for request in zip(batch.slots, batch.prefix, batch.counts)]
+                      for sight in {None, *sights.values()}}
         claims = [cache.claim(slot, count) for slot, count in zip(batch.slots, batch.counts)]
         self.rows = torch.cat([kept + start for (kept, _), start in zip(claims, batch.starts)]).to(self.device)
         self.entries = torch.cat([entry for _, entry in claims]).to(self.device)
         self.fresh: tuple[Tensor, Tensor] | None = None
 
-    def _visible(self, slot: int, prefix: int, count: int) -> tuple[Tensor, Tensor | None]:
+    def _visible(self, slot: int, prefix: int, count: int, sight) -> tuple[Tensor, Tensor | None]:
         """The ring's entries that new tokens see, and ``[count, entries + count]``, which of them
         each new token sees; None: all."""
         window, held = self.cache.window, self.cache.held[slot]
+        own = torch.arange(prefix, prefix + count)[:, None]
         starts = torch.tensor([window.start(prefix + i) for i in range(count)])[:, None]
-        seen = torch.nonzero((held >= 0) & (held < prefix) & ((held < window.sink) | (held >= starts[0])))[:, 0]
+        oldest = torch.zeros_like(own) if sight is None else sight.start(own)
+
+        def sees(keys: Tensor, i: slice) -> Tensor:
+            return ((keys < window.sink) | (keys >= starts[i])) & (keys >= oldest[i])
+
+        seen = torch.nonzero((held >= 0) & (held < prefix) & sees(held, slice(1))[0])[:, 0]
         if count == 1:
             return seen.to(self.device), None
         keys = torch.cat([held[seen], torch.arange(prefix, prefix + count)])
-        own = torch.arange(prefix, prefix + count)[:, None]
-        mask = (keys <= own) & ((keys < window.sink) | (keys >= starts))
-        return seen.to(self.device), mask.to(self.device)
+        return seen.to(self.device), ((keys <= own) & sees(keys, slice(count))).to(self.device)
 
     def write(self, layer: int, slots: Tensor, index: Tensor, key: Tensor, value: Tensor) -> None:
         """``key``, ``value`` ``[N, kv_heads, head_dim]`` of one layer's new tokens."""
@@ -145,8 +153,8 @@ class RingStep:
         key, value = self.fresh
         keys, values = self.cache.k[layer], self.cache.v[layer]
         out = []
-        for slot, start, count, seen, mask in zip(self.batch.slots, self.batch.starts, self.batch.counts, self.seen,
-                                                  self.masks):
+        for slot, start, count, (seen, mask) in zip(self.batch.slots, self.batch.starts, self.batch.counts,
+                                                    self.views[self.sights.get(layer)]):
             new = slice(start, start + count)
             k, v = (torch.cat([store[slot].index_select(1, seen), part[new].transpose(0, 1)], 1)
                     for store, part in ((keys, key), (values, value)))
@@ -161,8 +169,8 @@ class RingStep:
 class RingAttention:
     """Makes the steps of a runner whose cache is a ring."""
 
-    def __init__(self, cache: RingCache) -> None:
-        self.cache = cache
+    def __init__(self, cache: RingCache, sights: dict) -> None:
+        self.cache, self.sights = cache, sights
 
     def step(self, batch: RaggedBatch) -> RingStep:
-        return RingStep(batch, self.cache)
+        return RingStep(batch, self.cache, self.sights)

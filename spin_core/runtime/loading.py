@@ -141,12 +141,12 @@ def _on_ragged_batches(model: PreTrainedModel, slots: int, max_len: int, verific
         for i, layer in enumerate(layers):
             ready.attentions.setdefault(ready.shape(i), Attention(verification, layer.heads, cache, i))
         return ready
-    if odd:
-        raise NotImplementedError(f"layer {min(odd)} has a window, a cap, sinks or widths of its own, which a sparse "
-                                  "cache does not serve")
+    if other := [i for i, layer in odd.items() if not layer.alike(base)]:
+        raise NotImplementedError(f"layer {min(other)} has a cap, sinks or widths of its own, which a sparse cache does "
+                                  "not serve")
     cache = RingCache(window, *shape)
-    ready = Prepared(shared, cache, needs, odd)
-    ready.attentions[ready.base] = RingAttention(cache)
+    ready = Prepared(shared, cache, needs, {}, like=like)
+    ready.attentions[ready.base] = RingAttention(cache, {i: layer.sight for i, layer in odd.items()})
     return ready
 
 

@@ -43,7 +43,7 @@ class ModelRunner:
     def __init__(self, model: PreTrainedModel, slots: int, max_len: int, vocab_size: int | None = None,
                  keep_states: bool | tuple[int, ...] = False, verification: str = "auto",
                  window: Window | None = None, check: bool = True, chunk: int = 512) -> None:
-        self.window, self.vocab_size, self.device = window, vocab_size, model.device
+        self.window, self.vocab_size, self.device, self.check = window, vocab_size, model.device, check
         self.graphs = None          # see spin_core.runtime.graphs
         self.states: Tensor | None = None
         ready = prepare(model, slots, max_len, verification, window, keep_states, check, chunk)

@@ -2,16 +2,14 @@
 
 Begin with ``reference.py``, the paper's rule in fifty lines, then ``base.py``, the interface that the engine and the
 simulator call, then ``spin.py``. Greedy and the other bandits are its rivals (``greedy.py``, ``rivals.py``,
-``hedge.py``, ``minions.py``); ``spin_full.py`` goes beyond the paper. ``explain.py`` shows what a selector believes,
-step by step. To add a policy, write a class with ``weights`` and name it in ``policies.py``; the matching, the
+``hedge.py``, ``minions.py``); ``spin_full.py`` goes beyond the paper. To add a policy, write a class with ``weights`` and name it in ``policies.py``; the matching, the
 capacities and the retiring of drafters are the same for all.
 """
 
 from spin_core.select.base import NONE, Choice, Outcome, Scored, RequestView, Selector
 from spin_core.select.costs import AffineCost, shares
-from spin_core.select.explain import Explanation, watch
 from spin_core.select.matching import match
 from spin_core.select.policies import NAMES, make
 
-__all__ = ["AffineCost", "Choice", "Explanation", "NAMES", "NONE", "Outcome", "Scored", "RequestView", "Selector",
-           "make", "match", "shares", "watch"]
+__all__ = ["AffineCost", "Choice", "NAMES", "NONE", "Outcome", "Scored", "RequestView", "Selector",
+           "make", "match", "shares"]

@@ -303,6 +303,14 @@ def _warn(what: str) -> None:
     warnings.warn(f"the selector {what}; requests stay with their drafters", RuntimeWarning, stacklevel=3)
 
 
+def _own_devices(arms: Sequence[str], family, drafters: DrafterPool) -> bool:
+    """Do all drafters that compute draft at once? They do if no two of them are on the same rank."""
+    if getattr(family, "ranks", None) is None:
+        return False
+    homes = [family.ranks.places.get(name, 0) for name in arms if not drafters.get(name).is_lookup]
+    return len(set(homes)) == len(homes)
+
+
 def make_selector(selector: Selector | str | None, arms: Sequence[str] | None, gamma: int | None, family,
                   drafters: DrafterPool) -> Selector:
     """The selector itself, or the policy of that name ("spin" for None), with every drafter built that it may choose.
@@ -322,8 +330,8 @@ def make_selector(selector: Selector | str | None, arms: Sequence[str] | None, g
             options["gamma"] = gamma
         elif selector not in ("spin-full", "minions"):          # which choose lengths themselves
             options["gamma"] = {name: usual(name) for name in arms}
-            if selector == "spin":
-                options["shorten"] = True
+        if selector == "spin":
+            options |= {"shorten": gamma is None, "own_devices": _own_devices(arms, family, drafters)}
         selector = make(selector, arms, **options)
     for name in selector.arms:
         drafters.get(name)

@@ -10,7 +10,6 @@ After the step the caller reports the outcome. All policies live behind this one
     selector.scored(scores)                             # ... and what those drafters would have got right
     selector.finish(request)                            # at the end of a request
     selector.retire(drafter)                            # when a drafter raised
-    selector.explain()                                  # what it believes, and why it chose
 
 A policy is a matrix of weights [requests, arms]; the assignment follows from one maximum-weight matching under the
 drafters' capacities, the same for all policies (:mod:`spin_core.select.matching`).
@@ -27,7 +26,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from spin_core.select.explain import Explanation, explained
 from spin_core.select.matching import match
 
 NONE = "none"       # no speculation: an arm that always has room, so that every request is always served
@@ -114,7 +112,7 @@ class Selector(ABC):
     """
 
     unit = "tokens/s"                                   # of what `beliefs` returns
-    slot: tuple[int, int, int, int] | None = None       # of a policy with epochs, as in `Explanation`
+    slot: tuple[int, int, int, int] | None = None       # of a policy with epochs: see spin_core.lab.explain
 
     def __init__(self, arms: Sequence[str], *, gamma: int | Mapping[str, int] = 4, seed: int = 0) -> None:
         self.arms = [*arms, *([] if NONE in arms else [NONE])]
@@ -130,17 +128,17 @@ class Selector(ABC):
         self.alive = np.ones(len(self.arms), dtype=bool)
         self.open = self.alive.copy()       # arms with any room at this step
         self.rng = np.random.default_rng(seed)
-        self._assigned: tuple | None = None     # of the last assignment: views, room, weights, arms, lengths
+        self.assigned: tuple | None = None      # the last assignment: views, room, weights, arms, lengths
 
     def assign(self, views: Sequence[RequestView], capacities: Mapping[str, int] | None = None) -> dict[int, Choice]:
         """A drafter and a length for every request. ``capacities``: how many requests a drafter can serve; a missing
         name: any number.
 
-        The order of ``views`` does not matter. Raises ValueError for a request seated twice or a capacity below 0.
+        The order of ``views`` does not matter. Raises ValueError for a request that comes twice or a capacity below 0.
         """
         views = sorted(views, key=lambda v: v.request)
         if len({v.request for v in views}) != len(views):
-            raise ValueError("assign: a request is seated twice")
+            raise ValueError("assign: a request comes twice")
         if not views:
             return {}
         room = np.full(len(self.arms), len(views))
@@ -154,7 +152,7 @@ class Selector(ABC):
         weights = self.only_found(self.weights(views), views)
         arms = match(weights, room, free=self.index[NONE])
         gammas = np.minimum(self.lengths(views, arms), [v.max_gamma for v in views])
-        self._assigned = views, room, weights, arms, gammas
+        self.assigned = views, room, weights, arms, gammas
         none = Choice(NONE, 0)
         return {v.request: Choice(self.arms[a], int(g)) if g > 0 else none for v, a, g in zip(views, arms, gammas)}
 
@@ -176,16 +174,8 @@ class Selector(ABC):
         """How many tokens to draft for each request, ``[B]``, given the arm of each, ``arms [B]``."""
         return self.gamma[arms]
 
-    def explain(self) -> Explanation | None:
-        """What the policy believes, and why it chose as it did in the last :meth:`assign`; None before the first.
-
-        Called right after ``assign`` it shows the beliefs by which the policy chose; after ``observe``, those that it
-        has by then. :func:`spin_core.select.explain.watch` keeps one per step, with what the step earned.
-        """
-        return explained(self, *self._assigned) if self._assigned else None
-
     def beliefs(self, views: Sequence[RequestView]) -> tuple[ndarray, ndarray]:
-        """For :meth:`explain`: what the policy expects of every request with every arm, in ``unit``, NaN where it has
+        """For :mod:`spin_core.lab.explain`: what the policy expects of every request with every arm, in ``unit``, NaN where it has
         no opinion; and how often they have drafted together. ``[B, arms]`` each; by default nothing."""
         return np.full((len(views), len(self.arms)), np.nan), np.zeros((len(views), len(self.arms)), int)
 
@@ -218,7 +208,3 @@ class Selector(ABC):
             raise ValueError("retire: 'none' cannot be retired")
         if drafter in self.index:
             self.alive[self.index[drafter]] = self.open[self.index[drafter]] = False
-
-    def describe(self) -> str:
-        """One line: the policy and its settings."""
-        return type(self).__name__

@@ -40,9 +40,6 @@ class Greedy(Selector):
     def finish(self, request: int) -> None:
         self.ledger.close(request)
 
-    def describe(self) -> str:
-        return "greedy: every arm once, then the fastest so far"
-
 
 class EpsilonGreedy(Greedy):
     """Greedy, but with probability ``epsilon`` a request's step goes to a random drafter."""
@@ -59,9 +56,6 @@ class EpsilonGreedy(Greedy):
         if len(rows):
             weights[rows] = drawn_first(weights[rows], np.zeros((len(rows), 1)), self.none, self.rng)
         return weights
-
-    def describe(self) -> str:
-        return f"epsilon-greedy: a random drafter in {self.epsilon:.0%} of the steps, else the fastest so far"
 
 
 def untried_first(rates: ndarray, rng: np.random.Generator) -> ndarray:

@@ -88,6 +88,3 @@ class Hedge(Selector):
     def finish(self, request: int) -> None:
         self.regret.pop(request, None)
         self.fresh.pop(request, None)
-
-    def describe(self) -> str:
-        return "HedgeSpec: NormalHedge on tokens per second, every drafter scored on every text"

@@ -61,6 +61,3 @@ class Minions(Fixed):
 
     def finish(self, request: int) -> None:
         self.survival.close(request)
-
-    def describe(self) -> str:
-        return f"minions: {self.arm}, as long as it pays"

@@ -35,18 +35,12 @@ class Fixed(Selector):
         wanted[:, self.index[self.arm]] = np.linspace(3, 2, len(views))     # views come in the order of their ids
         return wanted
 
-    def describe(self) -> str:
-        return f"fixed: {self.arm}"
-
 
 class Random(Selector):
     """A uniformly random arm at every step, no speculation among them: what exploration alone would do."""
 
     def weights(self, views: Sequence[RequestView]) -> ndarray:
         return self.rng.random((len(views), len(self.arms)))
-
-    def describe(self) -> str:
-        return "random"
 
 
 class UCB(Greedy):
@@ -75,9 +69,6 @@ class UCB(Greedy):
         radius = np.where(n > 0, self.scale * self.gamma / 2 * per_step * spread, 0)
         return untried_first(rates + radius, self.rng)
 
-    def describe(self) -> str:
-        return f"UCBSpec on tokens per second, {self.scale:g} of the theory's radius"
-
 
 class Thompson(Greedy):
     """Thompson sampling: draw a rate from the belief about every arm, and take the arm with the largest draw.
@@ -105,9 +96,6 @@ class Thompson(Greedy):
         rewards = tokens / (own + [o.plain_seconds for o in outcomes])
         for total, values in zip(self.sums, (np.ones(len(arms)), rewards, rewards ** 2)):
             np.add.at(total, arms, values)
-
-    def describe(self) -> str:
-        return "Thompson sampling on tokens per second, normal rewards"
 
 
 class EXP3(Selector):
@@ -155,6 +143,3 @@ class EXP3(Selector):
 
     def finish(self, request: int) -> None:
         self.ledger.close(request)
-
-    def describe(self) -> str:
-        return "EXP3Spec on tokens per second"

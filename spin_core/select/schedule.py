@@ -12,7 +12,7 @@ class Epochs:
     def __init__(self, explore: int, first: int, growth: float) -> None:
         if explore < 0 or first < 1 or growth < 1:
             raise ValueError(f"epochs need explore >= 0, first >= 1 and growth >= 1; got {explore}, {first}, {growth}")
-        self.explore, self.first, self.growth = explore, first, growth
+        self.explore, self.growth = explore, growth
         self.epoch, self.slot, self.length = 0, 0, float(first)
         self.at: tuple[int, int, int, int] | None = None        # epoch, slot in it, slots to explore, slots to exploit
 
@@ -24,6 +24,3 @@ class Epochs:
         if self.slot >= explore + exploit:
             self.epoch, self.slot, self.length = self.epoch + 1, 0, self.length * self.growth
         return self.at[1] < explore
-
-    def __str__(self) -> str:
-        return f"{self.explore} of exploration, then {self.first} of exploitation, growing {self.growth:g}-fold"

@@ -191,6 +191,3 @@ class SpinFull(Selector):
     def finish(self, request: int) -> None:
         self.survival.close(request)
         self.due.pop(request, None)
-
-    def describe(self) -> str:
-        return f"SPIN with full information: learned costs and shrinkage, {self.optimism:g} sd of optimism"

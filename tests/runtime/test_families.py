@@ -88,9 +88,31 @@ def test_drafters_that_read_states_need_ragged_batches():
 
 def test_the_check_at_load_can_be_switched_off(monkeypatch):
     target = families.build("llama")
+    drafters = {"near": zoo.DraftModel("near", families.near(target), None, families.CONTEXT)}
+    family = families._Tiny("tiny", target, None, drafters, families.PAD, (), families.CONTEXT, dtype=torch.float64)
+
+    def compare(*_):
+        raise ValueError("compared")
+
+    monkeypatch.setattr("spin_core.runtime.loading.own_logits", compare)
+    Engine(family, "near", max_batch=2, max_len=64, check=False)
+    with pytest.raises(NotImplementedError, match="compared"):
+        Engine(family, "near", max_batch=2, max_len=64)
+
+
+@pytest.mark.parametrize("name", ["mistral", "olmo3"])
+def test_a_sparse_cache_takes_layers_with_windows_as_they_are(name, monkeypatch):
+    """They see what the ring holds of their own window: with a ring that holds it all, what the target sees."""
+    monkeypatch.setattr("spin_core.runtime.loading.DRAFT", 20)
+    target = families.build(name)
     family = families._Tiny("tiny", target, None, {}, families.PAD, (), families.CONTEXT, dtype=torch.float64)
-    monkeypatch.setattr("spin_core.runtime.loading.own_logits", lambda *_: pytest.fail("compared"))
-    Engine(family, "ngram", max_batch=2, max_len=64, check=False)
+    expected = [families.library_text(target, prompt) for prompt in families.PROMPTS]
+    for drafter in ("sparse:target:64", "sparse:target:5"):
+        engine = Engine(family, drafter, 3, max_batch=2, max_len=64, prefill_chunk=5)
+        requests = engine.generate(families.PROMPTS, SamplingParams(max_new_tokens=families.TOKENS))
+        assert [request.output_ids for request in requests] == expected and not engine.retired
+        metrics = engine.trace.metrics()
+        assert metrics["drafted"] > 40 and (metrics["accepted"] == metrics["drafted"]) == (drafter[-2:] == "64")
 
 
 def test_a_refusal_names_the_layer_and_what_it_keeps():

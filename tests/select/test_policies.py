@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from spin_core.select import NAMES, NONE, Choice, Outcome, Scored, RequestView, make
+from spin_core.select.assigner import make_selector
 
 ARMS = ["a", "b", "ngram"]
 POLICIES = [n for n in NAMES if not n.startswith("fixed")] + ["fixed:a", f"fixed:{NONE}"]
@@ -147,7 +149,7 @@ def test_what_cannot_be_is_refused_by_name():
         make("random", ["a", "a"])
     with pytest.raises(ValueError, match="'b' has 0"):
         make("random", ["a", "b"], gamma={"a": 1, "b": 0})
-    with pytest.raises(ValueError, match="seated twice"):
+    with pytest.raises(ValueError, match="comes twice"):
         build("random").assign([RequestView(1, 0, 5, 8), RequestView(1, 0, 5, 8)])
     with pytest.raises(ValueError, match="capacity of 'a' is -1"):
         build("random").assign([RequestView(1, 0, 5, 8)], {"a": -1})
@@ -195,3 +197,13 @@ def test_a_length_of_any_integer_kind_is_a_length():
     assert make("random", ["a"], gamma=np.int64(3)).gamma.tolist() == [3, 0]
     with pytest.raises(ValueError, match="'a' has 2.0"):
         make("random", ["a"], gamma=2.0)
+
+
+@pytest.mark.parametrize("places, own", [({"a": 1, "b": 2}, True), ({"a": 1}, True), ({"a": 1, "b": 1}, False),
+                                         ({}, False), (None, False)])
+def test_spin_lets_the_batch_choose_where_drafters_draft_at_once(places, own):
+    """With ranks of their own; a drafter that has none is on rank 0, as the lookups are, which compute nothing."""
+    ranks = None if places is None else SimpleNamespace(places=places)
+    family = SimpleNamespace(drafters={"a": None, "b": None}, ranks=ranks)
+    pool = SimpleNamespace(get=lambda name: SimpleNamespace(is_lookup=name == "ngram", gamma=None))
+    assert make_selector(None, None, None, family, pool).own_devices is own

@@ -12,11 +12,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import operator
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from types import ModuleType
 
-from spin_core import provenance
+from spin_core.lab import provenance
 from spin_core.files import save_json
 
 NAMES = ("peers", "products", "passes", "equality", "load", "distributed", "verify", "verify-attention", "drafters",
@@ -82,6 +83,11 @@ def _text(value) -> str:
         return "-"
     return f"{value:.3g}" if isinstance(value, float) and abs(value) < 100 else \
         f"{value:.0f}" if isinstance(value, float) else str(value)
+
+
+def half_interval(values: Sequence[float]) -> float:
+    """Half of the 95 % interval of their mean; NaN for a single one."""
+    return float(1.96 * statistics.stdev(values) / len(values) ** .5) if len(values) > 1 else float("nan")
 
 
 def at_least(least: int) -> Callable[[str], int]:

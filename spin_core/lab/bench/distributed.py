@@ -73,23 +73,16 @@ def _measure(what: str, passes: int) -> list[dict]:
 
 
 def _model():
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from spin_core.lab.bench.service import llama
 
-    torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(
-        vocab_size=4096, hidden_size=512, intermediate_size=1536, num_hidden_layers=6, num_attention_heads=8,
-        num_key_value_heads=4, max_position_embeddings=512, eos_token_id=None, bos_token_id=None)).eval()
+    return llama(4096, 512, 6, 8, 4)
 
 
 def _timed(call: Callable[[], None], times: int) -> float:
-    """The median in ms, behind three calls that warm up."""
-    seconds = []
-    for _ in range(times + 3):
-        start = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - start)
-    return 1e3 * statistics.median(seconds[3:])
+    """The median in ms."""
+    from spin_core.lab.bench.timing import interleaved
+
+    return 1e3 * interleaved({"": call}, times)[""]
 
 
 def _target(folder: str, passes: int) -> list[dict]:
@@ -148,7 +141,7 @@ def _drafter(folder: str, passes: int) -> list[dict]:
             drafter.rollback(request.slot, request.length - 1)
 
     whole = _timed(draft, passes)
-    own = statistics.median(elsewhere[3:])
+    own = statistics.median(elsewhere[1:])
     return [{"what": "a draft from another rank", "median_ms": whole, "messages_ms": whole - own}]
 
 

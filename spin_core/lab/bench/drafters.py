@@ -20,19 +20,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from spin_core.files import check_writable
 from spin_core.lab.bench import Bar, Report, positive
 from spin_core.lab.bench.answers import Answers, View, answer, model_views, pool, views_of
 from spin_core.lab.bench.timing import timings
 from spin_core.lab.distill.evaluate import MAX_GAMMA, Scores, score
 from spin_core.lab.distill.states import States
-from spin_core.lab.simulate.acceptance import SHARES as PUBLISHED_SHARE
+from spin_core.lab.simulate import acceptance
 from spin_core.zoo.fed import FedModel
 
 DESCRIPTION = "every drafter's acceptance, cost and predicted speed-up by workload, and which is best for how many"
 # Where the answer is made of the prompt's own words.
 REPEATING = ("rewrite", "extract", "translate")
-FIGURE = "best_ssm_share"
+PUBLISHED_SHARE = acceptance.SHARES
 BY_PLACE = "drafters by place"      # the section of the report's last rows
 # (drafted, accepted) of every verification of one answer
 Chain = list[tuple[int, int]]
@@ -41,15 +40,14 @@ Chain = list[tuple[int, int]]
 def add_arguments(parser) -> None:
     parser.add_argument("--limit", type=positive, help="prompts of each workload's test split (default all)")
     parser.add_argument("--workload", type=Path, metavar="FILE",
-                        help="prompts of your own instead, in a published benchmark's format: question files of MT-bench "
-                             "and Spec-Bench (JSON lines with `turns`), Alpaca, ShareGPT, or `prompt`")
+                        help="prompts of your own instead, in a published benchmark's format: question files of "
+                             "MT-bench and Spec-Bench (JSON lines with `turns`), Alpaca, ShareGPT, or `prompt`")
     parser.add_argument("--turns", type=positive, default=1, help="of each conversation (default 1; MT-bench has 2)")
     parser.add_argument("--by", choices=("workload", "category", "kind"),
                         help="what the rows are grouped by (default: workload, of a FILE category)")
     parser.add_argument("--max-new-tokens", type=positive, default=128)
     parser.add_argument("--repeats", type=positive, default=15, help="interleaved repeats of every timing (default 15)")
     parser.add_argument("--context", type=positive, default=192, help="cached tokens while timing (default 192)")
-    parser.add_argument("--figures", metavar="DIR", help=f"save the figure {FIGURE} into this folder")
 
 
 @dataclass
@@ -66,8 +64,6 @@ class Judged:
 def run(args) -> Report:
     from spin_core import zoo
 
-    if args.figures:
-        check_writable(Path(args.figures, f"{FIGURE}.json"))
     family = zoo.load("smollm2")
     answers = answer(family, args.limit, args.max_new_tokens, args.workload, args.turns)
     by = args.by or ("category" if args.workload else "workload")
@@ -82,11 +78,9 @@ def run(args) -> Report:
                     for name, shares in agreement_by_place(family, scores, answers).items()
                     for place, share in enumerate(shares)]
     source = args.workload or "the test split"
-    report.notes.append(f"{len(answers.workloads)} requests of {source} by {by}, at most {args.max_new_tokens} tokens each, "
-                        f"greedy; costs at batch 1 with {args.context} cached tokens: v = "
+    report.notes.append(f"{len(answers.workloads)} requests of {source} by {by}, at most {args.max_new_tokens} tokens "
+                        f"each, greedy; costs at batch 1 with {args.context} cached tokens: v = "
                         + ", ".join(f"{v:.2f}" for v in verify))
-    if args.figures:
-        save_figure(report, request_counts(answers), args.figures)
     return report
 
 
@@ -111,7 +105,8 @@ def model_scores(family, answers: Answers) -> dict[str, list[Scores]]:
             for name, source in family.drafters.items() if hasattr(source, "model")}
 
 
-def agreement_by_place(family, scores: dict[str, list[Scores]], answers: Answers, places: int = 6) -> dict[str, list[float]]:
+def agreement_by_place(family, scores: dict[str, list[Scores]], answers: Answers,
+                       places: int = 6) -> dict[str, list[float]]:
     """How often a model's favourite is the target's token, at places 1, 2, ... of a draft behind right tokens.
 
     The first drafter that reads the target's states is there twice: "starved", it reads zeros in their place.
@@ -162,7 +157,8 @@ def tokens(chain: Chain) -> int:
 
 
 def summarise(judged: dict[str, Judged], answers: Answers, costs: dict[str, float], verify: list[float]) -> Report:
-    """One row per drafter and workload, "mix" last, and the bars. ``..._error``: half of a 95 % interval over requests."""
+    """One row per drafter and workload, "mix" last, and the bars. ``..._error``: half of a 95 % interval over
+    requests."""
     every = range(len(answers.workloads))
     groups = {name: [i for i in every if answers.workloads[i] == name] for name in dict.fromkeys(answers.workloads)}
     groups["mix"] = list(every)
@@ -187,9 +183,11 @@ def summarise(judged: dict[str, Judged], answers: Answers, costs: dict[str, floa
             gamma = max(spent[name], key=lambda g: speed(name, g, members))
             taus = {f"tau{g}": _tau(j.chains[g], members) for g in j.chains}
             emitted, chains = [lengths[i] for i in members], j.chains.get(4, j.chains[gamma])
-            rows_.append({"workload": workload, "drafter": name, "requests": len(members), "alpha": _mean([j.alpha[i] for i in members]),
+            rows_.append({"workload": workload, "drafter": name, "requests": len(members),
+                          "alpha": _mean([j.alpha[i] for i in members]),
                           "agreement": _mean([j.agreement[i] for i in members]), **taus,
-                          "tau4_error": ratio_error(emitted, [len(chains[i]) for i in members]), "c": _cost(costs, name),
+                          "tau4_error": ratio_error(emitted, [len(chains[i]) for i in members]),
+                          "c": _cost(costs, name),
                           "best_gamma": gamma, "speed_up": speed(name, gamma, members),
                           "speed_up_error": ratio_error(emitted, [spent[name][gamma][i] for i in members]),
                           "best_share": share[name] if name in alone else None})
@@ -217,7 +215,8 @@ def _bars(mix: dict[str, dict], judged: dict[str, Judged], answers: Answers) -> 
             Bar(f"tokens per verification at gamma 4, ngram on {', '.join(REPEATING)}",
                 _tau(judged["ngram"].chains[4], repeating) if repeating else None, ">= 1.5"),
             Bar("largest share of requests with one best drafter", shares[0], "<= 0.5"),
-            Bar("share of requests for which a model drafter is best", sum(mix[n]["best_share"] for n in models), ">= 0.4"),
+            Bar("share of requests for which a model drafter is best", sum(mix[n]["best_share"] for n in models),
+                ">= 0.4"),
             Bar("share of the third most frequent best drafter", shares[2] if len(shares) > 2 else None, ">= 0.05")]
 
 
@@ -243,19 +242,3 @@ def shares(rows: Sequence[dict]) -> dict[str, dict[str, float]]:
         if row.get("best_share") is not None:
             out.setdefault(row["workload"], {})[row["drafter"]] = row["best_share"]
     return out
-
-
-def save_figure(report: Report, counts: dict[str, int], folder: str) -> None:
-    """``best_ssm_share``: for which share of the requests is each drafter best? By workload, of ``counts`` requests."""
-    from spin_core.lab.results import figures
-    from spin_core.lab.lessons.l2_drafters.plots import best_share
-
-    share = shares(report.rows)
-    series = [{"label": name, "kind": "measured", "source": "python -m spin_core bench drafters", "x": list(share),
-               "y": [values[name] for values in share.values()]} for name in share["mix"]]
-    series.append({"label": "SPIN: LLaMA 265M, one of five SSMs, is best", "kind": "published",
-                   "source": "SPIN, motivation figure", "x": list(PUBLISHED_SHARE),
-                   "y": list(PUBLISHED_SHARE.values())})
-    figures.save(FIGURE, best_share(share, counts, PUBLISHED_SHARE), series, directory=folder,
-                 caption="For which share of the requests each drafter is the fastest, by workload.",
-                 notes="Speeds are predicted from measured chains and measured costs at batch 1, greedy.")

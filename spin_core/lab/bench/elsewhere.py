@@ -89,7 +89,8 @@ def contenders(peers: list[tuple[str, str]], stop_ids, batch: int, max_new_token
         for title, drafts in zip(TITLES[name], (0, DRAFTS)):
             arguments = [str(SERVERS / PROGRAMS[name]), str(model), str(batch),
                          str(torch.get_num_threads()), str(drafts)]
-            out.append(Contender(title, Elsewhere(python, arguments, ask), "lookup" if drafts else None, drafts or None))
+            out.append(Contender(title, Elsewhere(python, arguments, ask), "lookup" if drafts else None,
+                                 drafts or None))
     return out
 
 

@@ -31,9 +31,9 @@ RUNS = (("ngram", 3), ("tree:near:2,1", 3), ("near", 1))        # drafter, batch
 SIZES = {
     VOCAB: "vocab_size vocab_size_per_layer_input",
     32: "hidden_size n_embd d_model word_embed_proj_dim embedding_size hidden_dim emb_dim n_embed dim_model",
-    2: "num_hidden_layers n_layer n_layers num_layers decoder_layers num_decoder_layers encoder_layers num_encoder_layers "
-       "num_key_value_heads num_kv_heads num_experts_per_tok top_k num_experts_per_token moe_topk moe_k "
-       "num_ngram_hash",
+    2: "num_hidden_layers n_layer n_layers num_layers decoder_layers num_decoder_layers encoder_layers "
+       "num_encoder_layers num_key_value_heads num_kv_heads num_experts_per_tok top_k num_experts_per_token moe_topk "
+       "moe_k num_ngram_hash",
     1: "n_group topk_group num_expert_groups",
     4: "num_attention_heads n_head n_heads decoder_attention_heads num_decoder_attention_heads encoder_attention_heads "
        "num_encoder_attention_heads num_heads num_local_experts num_experts n_routed_experts moe_num_experts "
@@ -54,13 +54,14 @@ PAD = VOCAB - 1         # never emitted: some architectures count positions by w
 SPECIAL = dict(bos_token_id=1, eos_token_id=2, pad_token_id=PAD)
 # what an architecture needs besides; None: leave this one alone
 OWN = {
-    "dbrx": dict(attn_config=dict(kv_n_heads=2, rope_theta=1e4, clip_qkv=8.0), ffn_config=dict(ffn_hidden_size=48, moe_num_experts=4)),
+    "dbrx": dict(attn_config=dict(kv_n_heads=2, rope_theta=1e4, clip_qkv=8.0),
+                 ffn_config=dict(ffn_hidden_size=48, moe_num_experts=4)),
     "dots1": dict(n_shared_experts=1), "gpt_neo": dict(attention_types=[[["global", "local"], 1]]),
     "hunyuan_v1_dense": dict(head_dim=8), "hunyuan_v1_moe": dict(head_dim=8), "ministral": dict(head_dim=8),
     "gemma3n_text": dict(layer_types=["sliding_attention", "full_attention"] * 2, num_hidden_layers=4,
                          num_kv_shared_layers=2, activation_sparsity_pattern=[0.0] * 4),
-    "dory": dict(num_hidden_layers=3, n_input_layers=1, n_output_layers=1, layer_types=["full_attention", "sliding_attention",
-                                                                                   "sliding_attention"]),
+    "dory": dict(num_hidden_layers=3, n_input_layers=1, n_output_layers=1,
+                 layer_types=["full_attention", "sliding_attention", "sliding_attention"]),
     "prophetnet": dict(num_hidden_layers=None), "zaya": dict(num_experts_per_tok=1),
     "jamba": dict(attn_layer_period=2, attn_layer_offset=1),
     "bamba": dict(mamba_n_heads=4, mamba_d_head=16), "granitemoehybrid": dict(mamba_n_heads=4, mamba_d_head=16),
@@ -80,7 +81,8 @@ def names() -> list[str]:
 def config(cls: type[hf.PreTrainedConfig], **more) -> hf.PreTrainedConfig:
     """A tiny configuration of a class, those inside it tiny too."""
     default = cls()
-    known = {name for name in (TINY | more) if _get(default, name) is not None or name not in ABSENT and _has(default, name)}
+    known = {name for name in (TINY | more)
+             if _get(default, name) is not None or name not in ABSENT and _has(default, name)}
     settings = {name: value for name, value in (TINY | more).items() if name in known and _settable(cls, name)}
     settings |= {name: token for name, token in SPECIAL.items() if _has(default, name)}
     if "kv_lora_rank" in settings:              # latent attention: as many of both, and its rotary embedding's width
@@ -91,7 +93,7 @@ def config(cls: type[hf.PreTrainedConfig], **more) -> hf.PreTrainedConfig:
         settings["num_hidden_layers"] = len(settings["layer_types"])
     for name in getattr(cls, "sub_configs", None) or {}:
         if isinstance(inner := getattr(default, name, None), hf.PreTrainedConfig):
-            settings[name] = config(type(inner))
+            settings[name] = config(type(inner), **(OWN.get(inner.model_type) or {}))
     return cls(**{name: value for name, value in (settings | more).items() if more.get(name, value) is not None})
 
 

@@ -37,8 +37,7 @@ from spin_core.lab.simulate.profiles import DRAFTERS, TARGETS, Model
 from spin_core.zoo import DraftModel
 
 BATCHES = (1, 8, 32, 64)
-RECORDED = {"68M": "pruned-2L-8k", "265M": "fed-1L-8k", "1.1B": "pruned-4L-8k"}
-"""Whose record a drafter of that shape has: a better one for a bigger one."""
+SHAPES = ("68M", "265M", "1.1B")
 HOW = "random weights, acceptance replayed"
 WARM = 0.4                  # of a case's time
 
@@ -46,10 +45,17 @@ WARM = 0.4                  # of a case's time
 def on_gpu(settings: Settings) -> Report:
     recording = Recording.load()
     if settings.dry:
-        drafters = [(replace(TINY, name=name), arm) for name, arm in RECORDED.items()]
+        drafters = [(replace(TINY, name=name), arm) for name, arm in recorded(recording).items()]
         return run(TINY, drafters, recording, (1, 2), "cpu", torch.float32, settings.left, 0.2)
-    return run(TARGETS["LLaMA-7B"], [(DRAFTERS[name], arm) for name, arm in RECORDED.items()], recording, BATCHES,
-               settings.device, torch.bfloat16, settings.left)
+    return run(TARGETS["LLaMA-7B"], [(DRAFTERS[name], arm) for name, arm in recorded(recording).items()], recording,
+               BATCHES, settings.device, torch.bfloat16, settings.left)
+
+
+def recorded(recording: Recording) -> dict[str, str]:
+    """The recorded drafter whose acceptance each shape has: of the models the worst, one between, and the best."""
+    models = sorted((a for a in recording.drafters if a not in recording.lookups),
+                    key=lambda arm: recording.accepted[recording.arms.index(arm)].mean())
+    return {name: models[i * (len(models) - 1) // (len(SHAPES) - 1)] for i, name in enumerate(SHAPES)}
 
 
 def run(target: Model, drafters: Sequence[tuple[Model, str]], recording: Recording, batches: Sequence[int], device: str,

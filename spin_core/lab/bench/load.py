@@ -2,9 +2,8 @@
 
 Every text is compared with the one that the request gets alone. Memory is what the process holds once the same service
 has run for a while: objects that Python's collector tracks, and resident bytes. ``--faults`` serves while drafters and
-selectors break and other threads interfere (:mod:`.load_faults`), with ``--engines N`` on many engines that several
-threads call at random times (:mod:`.load_threads`); ``--beside N`` measures speed while N other programs
-compute (:mod:`.load_beside`).
+selectors break and other threads interfere, with ``--engines N`` on many engines that several threads call at random
+times (:mod:`.load_faults`); ``--beside N`` measures speed while N other programs compute (:mod:`.load_beside`).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import statistics
 import time
 
 from spin_core.engine import Engine
-from spin_core.lab.bench import Bar, Report, at_least, load_beside, load_faults, load_threads, positive
+from spin_core.lab.bench import Bar, Report, at_least, load_beside, load_faults, positive
 from spin_core.lab.bench.service import LIMITS, differences, jobs, serve, small
 
 DESCRIPTION = "requests that come over time, queue, and are given up: none lost, texts as if alone, memory flat"
@@ -43,7 +42,7 @@ def run(args) -> Report:
     if args.engines is not None:
         if not args.faults:
             raise ValueError("--engines needs --faults")
-        return load_threads.measure(args.engines, args.seed)
+        return load_faults.measure_threads(args.engines, args.seed)
     if args.faults:
         return load_faults.measure(args.requests or 500, args.batch, args.seed)
     family = small()
@@ -53,7 +52,7 @@ def run(args) -> Report:
     served = serve(engine, todo, args.seed)
     seconds = time.perf_counter() - began
     lost = sum(not r.finished for r in served.requests) + len(engine.queue) + len(engine.running)
-    wrong, compared = differences(family, served, todo, args.compare)
+    wrong, compared = differences(family, list(zip(served.requests, todo))[:args.compare])
     served.requests.clear()
     memory = Memory(engine, len(todo))      # of a second service on the same engine: what grows now is a leak
     serve(engine, todo, args.seed + 1, keep=False, between=memory.look)

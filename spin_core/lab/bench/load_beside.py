@@ -70,21 +70,15 @@ def _program(program: str, environment: dict[str, str], busy: int, seconds: int)
 def decode(program: str, seconds: float, report: Callable[[dict], None]) -> None:
     """In a process of its own: decode for so long, and report; in time even if a step takes minutes."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
 
     from spin_core import distributed
     from spin_core.engine import Engine
-    from spin_core.lab.bench.service import SmallFamily
+    from spin_core.lab.bench.service import SmallFamily, llama
     from spin_core.request import SamplingParams
     from spin_core.zoo import DraftModel
 
-    def model(layers: int) -> LlamaForCausalLM:
-        torch.manual_seed(layers)
-        return LlamaForCausalLM(LlamaConfig(
-            vocab_size=4096, hidden_size=576, intermediate_size=1536, num_hidden_layers=layers, num_attention_heads=9,
-            num_key_value_heads=3, max_position_embeddings=512)).eval()
-
-    family = SmallFamily(model(6), {"small": DraftModel("small", model(1), None, 512)}, vocab_size=4096, stop_ids=(),
+    target, drafter = (llama(4096, 576, layers, 9, 3, seed=layers) for layers in (6, 1))
+    family = SmallFamily(target, {"small": DraftModel("small", drafter, None, 512)}, vocab_size=4096, stop_ids=(),
                          max_context=512)
     family.decode = lambda ids: ""
     family = distributed.join(family)

@@ -1,8 +1,14 @@
-"""A service in which things break: no request may be lost, and every text must be what it is without the fault.
+"""A service in which things break, and engines that several threads call: no request may be lost, and every text must
+be what it is without the fault.
 
-Every :data:`EVERY` steps something goes wrong: a drafter raises or hands over a malformed draft, the selector answers
-nonsense, or another thread cancels, submits or generates while a step runs. A drafter that broke is retired for good:
-the small family has one drafter under many names.
+:func:`measure` breaks something every :data:`EVERY` steps: a drafter raises or hands over a malformed draft, the
+selector answers nonsense, or another thread cancels, submits or generates while a step runs. A drafter that broke is
+retired for good: the small family has one drafter under many names.
+
+:func:`measure_threads` serves on many engines. Per engine one thread submits, steps and gives up requests, two
+generate, and one submits and cancels, its own requests and those of the others, while a step runs.
+
+Both take the ways to overlap drafting and verifying in turn.
 """
 
 from __future__ import annotations
@@ -20,12 +26,13 @@ import torch
 from spin_core.draft.base import Draft
 from spin_core.engine import Engine
 from spin_core.lab.bench import Bar, Report
-from spin_core.lab.bench.service import LIMITS, VOCAB, Job, Served, differences, jobs, serve, small
+from spin_core.lab.bench.service import LIMITS, VOCAB, Job, Pairs, differences, jobs, serve, small
 from spin_core.request import FinishReason, Request
 
 EVERY = 50          # steps between two faults
 DRAFTERS = 16
 PIPELINES = ("off", 2, "auto", "async")
+PATIENCE = 60.0     # seconds until a thread that has not come back counts as an exception
 
 
 def _raise(draft: Draft) -> Draft:
@@ -50,6 +57,32 @@ ANSWERS = (5, None, "spin", {0: "close"}, [float("nan")], {0: ("unknown", 2)}, {
 """What a broken selector answers."""
 
 
+def finish(engine: Engine) -> None:
+    """Serve whatever the engine still has."""
+    while engine.running or engine.queue:
+        engine.step()
+
+
+def generate(engine: Engine, job: Job) -> tuple[Request, Job]:
+    return engine.generate([list(job.prompt)], job.params, drafter=job.drafter)[0], job
+
+
+def tally(pipeline, pairs: Pairs, lost: int, errors: int, retired: int, texts: tuple[int, int]) -> dict:
+    """A row of either table. ``lost``: requests and jobs beside ``pairs`` that came to no end; ``errors``: of calls;
+    ``texts``: the wrong ones and all that were compared."""
+    return {"pipeline": pipeline, "requests": len(pairs),
+            "cancelled": sum(r.finish_reason is FinishReason.CANCELLED for r, _ in pairs),
+            "drafters_retired": retired, "lost": lost + sum(not r.finished for r, _ in pairs),
+            "errors": errors + sum(r.error is not None for r, _ in pairs),
+            "wrong_texts": texts[0], "compared": texts[1]}
+
+
+def totals(rows: Sequence[dict], *columns: str) -> list[int]:
+    return [sum(row[column] for row in rows) for column in columns]
+
+
+# ---- faults
+
 class Faults:
     """Breaks something of ``engine`` every :data:`EVERY` steps, all kinds in turn, beginning after ``names``, those of
     an earlier service. Requests of other threads are kept in ``others``."""
@@ -57,7 +90,7 @@ class Faults:
     def __init__(self, engine: Engine, extra: list[Job], seed: int, names: Sequence[str] = ()) -> None:
         self.engine, self.extra, self.rng = engine, iter(extra), random.Random(seed)
         self.steps, self.before, self.names, self.threads, self.errors = 0, len(names), [], [], []
-        self.others: list[tuple[Request, Job]] = []
+        self.others: Pairs = []
         self.kinds: list[tuple[str, Callable]] = [
             *((f"drafter: {name}", partial(self._break_drafter, change)) for name, change in DRAFTS.items()),
             ("selector answers nonsense", self._break_selector), ("another thread cancels", self._cancel),
@@ -76,8 +109,7 @@ class Faults:
         """Serve what other threads have submitted."""
         for thread in self.threads:
             thread.join()
-        while self.engine.running or self.engine.queue:
-            self.engine.step()
+        finish(self.engine)
 
     def _break_drafter(self, change: Callable[[Draft], object]) -> None:
         """Of the drafters that serve now, one answers so from now on."""
@@ -122,8 +154,7 @@ class Faults:
 
     def _generate(self) -> None:
         job = next(self.extra)
-        self._elsewhere(lambda: self.others.append(
-            (self.engine.generate([list(job.prompt)], job.params, drafter=job.drafter)[0], job)))
+        self._elsewhere(lambda: self.others.append(generate(self.engine, job)))
 
 
 def measure(requests: int, batch: int, seed: int, pipelines=PIPELINES) -> Report:
@@ -141,22 +172,86 @@ def measure(requests: int, batch: int, seed: int, pipelines=PIPELINES) -> Report
             served = serve(engine, todo, seed, between=faults.between)
             faults.finish()
         names += faults.names
-        others = Served([request for request, _ in faults.others])
-        found = [differences(family, served, todo), differences(family, others, [job for _, job in faults.others])]
-        all_requests = served.requests + others.requests
-        rows.append({"pipeline": pipeline, "requests": len(all_requests), "steps": faults.steps,
-                     "faults": len(faults.names), "kinds": len(set(faults.names)),
-                     "drafters_retired": len(engine.retired),
-                     "cancelled": sum(r.finish_reason is FinishReason.CANCELLED for r in all_requests),
-                     "lost": sum(not r.finished for r in all_requests) + len(engine.queue) + len(engine.running),
-                     "errors": len(faults.errors) + sum(r.error is not None for r in all_requests),
-                     "wrong_texts": sum(wrong for wrong, _ in found), "compared": sum(count for _, count in found)})
-    total = {what: sum(row[what] for row in rows) for what in ("lost", "wrong_texts", "errors", "faults", "steps")}
+        pairs = [*zip(served.requests, todo), *faults.others]
+        rows.append(tally(pipeline, pairs, len(engine.queue) + len(engine.running), len(faults.errors),
+                          len(engine.retired), differences(family, pairs))
+                    | {"steps": faults.steps, "faults": len(faults.names), "kinds": len(set(faults.names))})
+    lost, wrong, errors, broken, steps = totals(rows, "lost", "wrong_texts", "errors", "faults", "steps")
     return Report("load-faults", rows, [
-        Bar("requests lost", total["lost"], "<= 0"),
-        Bar("texts that differ from those without faults", total["wrong_texts"], "<= 0"),
-        Bar("requests and calls that end in an error", total["errors"], "<= 0"),
+        Bar("requests lost", lost, "<= 0"), Bar("texts that differ from those without faults", wrong, "<= 0"),
+        Bar("requests and calls that end in an error", errors, "<= 0"),
         Bar(f"kinds of faults, of {len(faults.kinds)}", len(set(names)), f">= {min(len(names), len(faults.kinds))}"),
-        Bar(f"faults for every {EVERY} steps", total["faults"] * EVERY / total["steps"], ">= 0.9")], [
+        Bar(f"faults for every {EVERY} steps", broken * EVERY / steps, ">= 0.9")], [
         f"{requests} requests, batch {batch}, random models in float64; faults: of the drafter ({', '.join(DRAFTS)}), "
         "of the selector, and of other threads that cancel, submit and generate while a step runs"])
+
+
+# ---- threads
+
+class Callers:
+    """The threads that call ``engine``. ``pairs``: what they submitted, each with its job; ``errors``: what they
+    raised."""
+
+    def __init__(self, engine: Engine, todo: Sequence[Job], seed: int) -> None:
+        self.engine, self.todo, self.rng = engine, list(todo), random.Random(seed)
+        self.pairs: Pairs = []
+        self.errors: list[BaseException] = []
+
+    def run(self) -> None:
+        """Serve all jobs, and return when the engine has nothing left to do."""
+        own, first, second, disturbing = (self.todo[part::4] for part in range(4))
+        calls = [lambda: self._generate(first), lambda: self._generate(second), lambda: self._disturb(disturbing)]
+        threads = [threading.Thread(target=self._guarded, args=(call,), daemon=True) for call in calls]
+        for thread in threads:
+            thread.start()
+        self._guarded(lambda: self.pairs.extend(
+            zip(serve(self.engine, own, self.rng.randrange(2**32)).requests, own)))
+        for thread in threads:
+            thread.join(PATIENCE)
+            if thread.is_alive():
+                self.errors.append(TimeoutError("a thread did not come back"))
+        self._guarded(lambda: finish(self.engine))
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except BaseException as error:
+            self.errors.append(error)
+
+    def _generate(self, todo: list[Job]) -> None:
+        for job in todo:
+            self.pairs.append(generate(self.engine, job))
+
+    def _disturb(self, todo: list[Job]) -> None:
+        for job in todo:
+            request = self.engine.submit(list(job.prompt), job.params, drafter=job.drafter)
+            self.pairs.append((request, job))
+            time.sleep(self.rng.random() * 0.01)
+            self.engine.cancel(self.rng.choice([request, *self.engine.running]))
+
+
+def measure_threads(engines: int, seed: int, pipelines: Sequence = PIPELINES, requests: int = 16,
+                    seconds: float = float("inf")) -> Report:
+    """So many engines serve ``requests`` each; after ``seconds`` no further engine begins."""
+    family, report, ends = small(), Report("load-threads", []), time.monotonic() + seconds
+    todo = jobs(engines * requests, seed, [*family.drafters, "ngram", "none"])
+    done: dict[object, Pairs] = {pipeline: [] for pipeline in pipelines}
+    counts = {pipeline: [0, 0, 0, 0] for pipeline in pipelines}         # engines, lost, errors, retired drafters
+    for number in report.within(lambda: ends - time.monotonic(), range(engines)):
+        pipeline = pipelines[number % len(pipelines)]
+        with Engine(family, max_batch=4, kv_tokens=40, pipeline=pipeline, **LIMITS) as engine:
+            callers = Callers(engine, todo[number * requests:(number + 1) * requests], seed + number)
+            callers.run()
+        done[pipeline] += callers.pairs
+        here = 1, len(engine.queue) + len(engine.running) + requests - len(callers.pairs), len(callers.errors), \
+            len(engine.retired)
+        counts[pipeline] = [sum(pair) for pair in zip(counts[pipeline], here)]
+        report.notes += [f"pipeline {pipeline}: {type(error).__name__}: {error}" for error in callers.errors]
+    for pipeline, pairs in done.items():
+        row = tally(pipeline, pairs, *counts[pipeline][1:], differences(family, pairs))
+        report.rows.append(row | {"engines": counts[pipeline][0], "exceptions": row.pop("errors")})
+    served, lost, exceptions, wrong = totals(report.rows, "engines", "lost", "exceptions", "wrong_texts")
+    report.bars += [Bar("texts that differ from those of requests alone", wrong, "<= 0"),
+                    Bar("requests lost", lost, "<= 0"), Bar("exceptions", exceptions, "<= 0"),
+                    Bar("engines", served, f">= {engines}")]
+    return report

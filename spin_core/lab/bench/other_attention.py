@@ -10,7 +10,6 @@ cache does not keep. Chains only, no trees. The engine's own kernel without padd
 
 from __future__ import annotations
 
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -36,7 +35,8 @@ class PaddedView:
         height = max(batch.counts)
         self.rows = SlotRows(batch, slots, height, device)
         row = torch.arange(height, device=device)[:, None]
-        visible = torch.arange(self.width, device=device) <= self.prefix[:, None, None] + row    # [slots, height, width]
+        # [slots, height, width]
+        visible = torch.arange(self.width, device=device) <= self.prefix[:, None, None] + row
         self.bias = torch.zeros_like(visible, dtype=cache.k[0].dtype).masked_fill_(~visible, -torch.inf)[:, None]
 
     def attend(self, layer: int, query: Tensor, scale: float) -> Tensor:

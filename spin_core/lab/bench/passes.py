@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import torch
 
-from spin_core import provenance
+from spin_core.lab import provenance
 from spin_core.lab.bench import Report, positive
 from spin_core.lab.bench.answers import pool
 from spin_core.lab.bench.timing import PassTimes, interleaved, timings

@@ -76,7 +76,7 @@ def fixed_drafter(text: str) -> str:
 
 
 def run(args) -> Report:
-    whole = Report("peers", [])
+    whole = Report("plain" if args.plain else "peers", [])      # reports of a name replace each other where they are read
     try:
         measure(args, whole)
     except (Exception, KeyboardInterrupt) as error:     # what was measured is kept, if there is anything
@@ -132,7 +132,8 @@ def case(batch: int, temperature: float) -> str:
 def compare(here: list[Contender], prompts: Mapping[str, Tokens], before: Tokens, params: SamplingParams, stop: float,
             notes: list[str], least: int = 1) -> None:
     """Let all contenders decode all ``prompts``, round by round, until time ``stop``, but in ``least`` rounds. Engines
-    with a selector serve ``before`` first. A peer that raises is left out, and a note says why; any other error leaves whole rounds only."""
+    with a selector serve ``before`` first. A peer that raises is left out, and a note says why; any other error leaves
+    whole rounds only."""
     ours = [c for c in here if c.engine]
     for contender in ours:
         in_turns([contender.engine], before if contender.engine.selection else before[:1], params)

@@ -16,7 +16,7 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,7 +31,7 @@ from spin_core.trace import Event
 DESCRIPTION = "overlap of drafting and verifying, goodput by number of micro-batches, and the heuristic's choice"
 SYNTHETIC = ((0.002, 0.002), (0.001, 0.003), (0.003, 0.001))        # (draft, verify) seconds of a group
 TRIALS = 3
-PICKING = 2             # runs of every count, to pick the best one
+PICKING = 5             # runs of every count, to pick the best one: their lowest and highest are a 94 % interval
 LEARNING = 2            # runs that the heuristic has to itself before it is compared
 SHORT = 4               # tokens of a run that only warms up
 
@@ -58,16 +58,21 @@ def run(args) -> Report:
     prompts = sorted(some, key=lambda messages: len(family.encode(messages)))[:args.batch]    # reading is not compared
     params = SamplingParams(max_new_tokens=args.max_new_tokens, stop_ids=())
     contestants = engines(family, len(prompts), args.counts, drafter=args.drafter, gamma=args.gamma)
-    picked = sweep({name: engine for name, engine in contestants.items() if type(name) is int}, prompts, params,
+    picked = sweep({name: engine for name, engine in contestants.items() if name != "auto"}, prompts, params,
                    repeats=PICKING, warm=1)
     rows += [{"what": "picking", "micro_batches": name, **row} for name, row in summarise(picked).items()]
-    rate = {name: statistics.median(r.rate for r in runs) for name, runs in picked.items()}
+    rate = {name: statistics.median(r.rate for r in runs) for name, runs in picked.items() if name != "off"}
     best = max(rate, key=rate.get)
     overlapping = max((name for name in rate if name > 1), key=rate.get, default=None)
     live = sweep({name: contestants[name] for name in ("off", best, "auto")}, prompts, params, repeats=args.repeats,
                  warm=LEARNING)
     rows += [{"what": "compared", "micro_batches": name, **row} for name, row in summarise(live).items()]
     heuristic = contestants["auto"].pipeline.heuristic
+    few, whole = params.with_(max_new_tokens=min(12, args.max_new_tokens)), torch.get_num_threads()
+    rows += [{"what": "stage", "stage": name, "threads": threads, "seconds": stage.seconds, "fixed": stage.fixed}
+             for threads in (whole, max(1, whole // 2))
+             for name, stage in zip((DRAFT, VERIFY), stages(family, prompts, few, threads=threads, drafter=args.drafter,
+                                                            gamma=args.gamma))]
     bars = [Bar("overlap efficiency, synthetic stages, the worst", synthetic_worst, ">= 0.85"),
             Bar("overlap efficiency, live, with the best count above one",
                 statistics.median(r.schedule.efficiency for r in picked[overlapping]) if overlapping else None,
@@ -196,16 +201,16 @@ def engines(family, batch: int, counts: Sequence[int], *, drafter: str | None = 
 
 
 def sweep(contestants: dict[int | str, Engine], prompts: Sequence, params: SamplingParams, *, repeats: int = 5,
-          warm: int = 4) -> dict[int | str, list[Run]]:
+          warm: int = 4, watch: Callable = iter) -> dict[int | str, list[Run]]:
     """``repeats`` runs of every engine, in turns, each turn begun by another one. Before that the heuristic gets
-    ``warm`` runs to choose in, and an engine that has never served one short run."""
+    ``warm`` runs to choose in, and an engine that has never served one short run. The turns pass through ``watch``."""
     short = params.with_(max_new_tokens=min(SHORT, params.max_new_tokens))
     for setting, engine in contestants.items():
         for _ in range(warm if setting == "auto" else min(warm, not engine.steps)):
             engine.generate(prompts, params if setting == "auto" else short)
     runs: dict[int | str, list[Run]] = {setting: [] for setting in contestants}
     order = list(contestants.items())
-    for turn in range(repeats):
+    for turn in watch(range(repeats)):
         at = turn % len(order)
         for setting, engine in order[at:] + order[:at]:
             engine.trace.events.clear()
@@ -239,6 +244,39 @@ def measure(events: list[Event], requests: list[Request]) -> Run:
     counts = [e.micro_batches for e in steps]
     return Run(len(counted) / (end - begin), sum(len(e.emitted) for e in emitting) / len(emitting),
                replay(steps).between(begin, end), statistics.mode(counts), [r.output_ids for r in requests])
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a stage takes for the whole batch, in seconds, and which share of that does not shrink with the batch."""
+
+    seconds: float
+    fixed: float
+
+
+def stages(family, prompts: Sequence, params: SamplingParams, *, threads: int, drafter: str | None = None,
+           gamma: int = 4) -> tuple[Stage, Stage]:
+    """Drafting and verifying with ``threads`` threads, measured at the whole batch and at half of it.
+
+    A line through both gives the share that is fixed: t(B) = a + b B, fixed = a / t(B).
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        whole, half = (_times(family, prompts[:n], params, drafter or next(iter(family.drafters)), gamma)
+                       for n in (len(prompts), len(prompts) // 2))
+    finally:
+        torch.set_num_threads(before)
+    return tuple(Stage(w, min(1.0, max(0.0, 2 * h / w - 1))) for w, h in zip(whole, half))
+
+
+def _times(family, prompts: Sequence, params: SamplingParams, drafter: str, gamma: int) -> tuple[float, float]:
+    """Median seconds of a draft and of a verification while all of ``prompts`` decode."""
+    engine = Engine(family, drafter, gamma, max_batch=len(prompts), max_len=1024)
+    engine.generate(prompts, params)
+    steps = {e.step: e for e in full_batch(engine.trace.events, len(prompts))}.values()
+    return (statistics.median(e.draft_seconds for e in steps),
+            statistics.median(e.target_seconds + e.verify_seconds for e in steps))
 
 
 def summarise(live: dict[int | str, list[Run]]) -> dict[int | str, dict]:

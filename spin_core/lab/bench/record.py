@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from spin_core import provenance
+from spin_core.lab import provenance
 from spin_core.draft import Drafter
 from spin_core.lab.bench.answers import STRICT, answer, lookup_views, pool, views_of
 from spin_core.lab.bench.timing import tables, timings
@@ -33,7 +33,8 @@ def record(family, limit: int | None, max_new_tokens: int, repeats: int) -> Reco
         seen[workload] = seen.get(workload, -1) + 1
         turn.append(seen[workload])
     about = {"kind": "measured", "source": "python -m spin_core bench select --record", **provenance.here(),
-             "text": f"greedy answers of at most {max_new_tokens} tokens, two turns of each prompt", "seconds": round(time.time() - began)}
+             "text": f"greedy answers of at most {max_new_tokens} tokens, two turns of each prompt",
+             "seconds": round(time.time() - began)}
     recording = Recording(
         tuple(arms), np.minimum(accepted, proposed), proposed,      # where nothing is drafted, nothing is accepted
         np.cumsum([0] + [len(text) for _, text in texts]), np.array([len(prompt) for prompt, _ in texts]),

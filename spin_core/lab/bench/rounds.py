@@ -118,6 +118,6 @@ def of_trace(trace: Trace) -> dict:
 
 
 def drafters_used(trace: Trace, digits: int = 0, most: int | None = None) -> str:
-    """Each drafter's share of the verifications, for example "ngram 60%, pruned-2L-8k 40%"."""
+    """Each drafter's share of the verifications, for example "ngram 60%, fed-code 40%"."""
     steps = Counter(e.drafter for e in trace.events if e.kind == "step" and e.emitted)
     return ", ".join(f"{name} {count / steps.total():.{digits}%}" for name, count in steps.most_common(most))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spin_core.lab.bench import Bar, Report, positive
+from spin_core.lab.bench import Bar, Report, half_interval, positive
 from spin_core.files import check_writable
 from spin_core.select import NONE, make
 from spin_core.lab.simulate.oracle import Planned, oracle_request, oracle_steps
@@ -91,11 +91,9 @@ class Score:
     goodput: np.ndarray
     share: np.ndarray
 
-    @property
-    def error(self) -> float:
-        """Half of the 95 % interval of the mean share."""
-        n = len(self.share)
-        return float(1.96 * self.share.std(ddof=1) / np.sqrt(n)) if n > 1 else float("nan")
+    def row(self, policy: str) -> dict:
+        return {"policy": policy, "goodput": self.goodput.mean(), "share_of_oracle": self.share.mean(),
+                "+-": half_interval(self.share.tolist())}
 
 
 class Trial:
@@ -131,9 +129,8 @@ class Trial:
         jobs |= {name: (name, drafters) for name in BANDITS}
         jobs["spin-full, composed"] = "spin-full", drafters + composed
         for name, (policy, arms) in jobs.items():
-            score = self.scores[name] = self.play(policy, arms)
-            yield {"policy": name, "goodput": score.goodput.mean(), "share_of_oracle": score.share.mean(),
-                   "+-": score.error}
+            self.scores[name] = self.play(policy, arms)
+            yield self.scores[name].row(name)
         yield {"policy": "oracle-request", "goodput": self.oracle.mean(), "share_of_oracle": 1.0}
         for name, gammas in (("oracle-step", self.gammas), ("oracle-length", None)):
             goodput = oracle_steps(self.recording, gammas, batch=self.batch).goodput
@@ -156,22 +153,19 @@ class Trial:
 
     def _over(self, name: str, other: str) -> float:
         ratio = self.scores[name].goodput / self.scores[other].goodput
-        spread = ratio.std(ddof=1) / np.sqrt(len(ratio)) if len(ratio) > 1 else 0.0
-        return float(ratio.mean() - 1.96 * spread)
+        return float(ratio.mean() - (half_interval(ratio.tolist()) if len(ratio) > 1 else 0.0))
 
     def sweep(self) -> Iterator[dict]:
         """SPIN's schedule and prior, and the shrinkage and memory of full information."""
         drafters = self.recording.arms
         for explore, first, growth in itertools.product(EXPLORE, FIRST, GROWTH):
             if explore or (first, growth) == (FIRST[0], GROWTH[0]):     # without exploration the rest does not matter
-                score = self.play("spin", drafters, explore=explore, first=first, growth=growth)
-                yield {"policy": f"spin, {explore} of {first} x{growth:g}", "goodput": score.goodput.mean(),
-                       "share_of_oracle": score.share.mean(), "+-": score.error}
+                yield self.play("spin", drafters, explore=explore, first=first, growth=growth).row(
+                    f"spin, {explore} of {first} x{growth:g}")
         for policy, options in [*(("spin", {"prior": p}) for p in PRIOR), *(("spin-full", {"kappa": k}) for k in KAPPA),
                                 *(("spin-full", {"memory": m}) for m in MEMORY)]:
-            score = self.play(policy, drafters, **options)
-            yield {"policy": f"{policy}, " + ", ".join(f"{k} {v}" for k, v in options.items()),
-                   "goodput": score.goodput.mean(), "share_of_oracle": score.share.mean(), "+-": score.error}
+            yield self.play(policy, drafters, **options).row(
+                f"{policy}, " + ", ".join(f"{k} {v}" for k, v in options.items()))
 
 
 def thinking(recording: Recording, batch: int) -> tuple[float, float]:

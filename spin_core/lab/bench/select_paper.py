@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from spin_core.lab.bench import Bar, Report, positive
+from spin_core.lab.bench import Bar, Report, half_interval, positive
 from spin_core.lab.lessons.cores import on_all_cores
 from spin_core.lab.simulate import acceptance, paper
 from spin_core.select import NONE
@@ -93,5 +93,4 @@ def by_length(data: str, by: bool, seed: int, requests: int) -> dict[int, float]
 
 def spread(name: str, values: list[float]) -> dict[str, float]:
     """The mean under ``name``, and half of its 95 % interval."""
-    half = 1.96 * np.std(values, ddof=1) / len(values) ** .5 if len(values) > 1 else float("nan")
-    return {name: float(np.mean(values)), "+-": float(half)}
+    return {name: float(np.mean(values)), "+-": half_interval(values)}

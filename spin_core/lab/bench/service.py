@@ -30,6 +30,9 @@ class Job:
     patience: int | None = None
 
 
+Pairs = list[tuple[Request, Job]]
+
+
 def jobs(count: int, seed: int, drafters: list[str], kinds: int = 100, sampled: list[str] | None = None) -> list[Job]:
     """Requests of so many kinds: prompts of 1 to 16 tokens, outputs of 1 to 12, greedy and sampled, stop tokens and
     strings. A tenth is given up. ``sampled``: drafters of sampled requests, where these are others."""
@@ -79,11 +82,11 @@ def serve(engine: Engine, todo: list[Job], seed: int = 0, *, keep: bool = True,
     return served
 
 
-def differences(family, served: Served, todo: list[Job], count: int | None = None) -> tuple[int, int]:
-    """Of the first ``count`` texts (None: all) how many are not those of requests served alone, and how many there are.
-    What was given up must be the beginning of its text."""
+def differences(family, pairs: Pairs) -> tuple[int, int]:
+    """How many texts are not those of requests served alone, and how many there are. What was given up must be the
+    beginning of its text."""
     alone, texts, wrong = Engine(family, "none", max_batch=1, **LIMITS), {}, 0
-    for request, job in list(zip(served.requests, todo))[:count]:
+    for request, job in pairs:
         # greedy text is the target's own, whichever drafter serves; sampled text depends on its drafter
         kind = job.prompt, job.params, "none" if job.params.greedy else job.drafter
         if kind not in texts:
@@ -93,7 +96,7 @@ def differences(family, served: Served, todo: list[Job], count: int | None = Non
         wrong += request.error is not None or not (
             got == expected and request.finish_reason is text.finish_reason and request.text == text.text if whole
             else got == expected[:len(got)])
-    return wrong, len(todo[:count])
+    return wrong, len(pairs)
 
 
 @dataclass
@@ -120,19 +123,22 @@ class SmallFamily:
         return "".join(ALPHABET[i] for i in ids)
 
 
-def small(drafters: int = 1) -> SmallFamily:
-    """A random Llama of one layer in float64, and a disturbed copy of it that drafts well, under so many names."""
+def llama(vocab: int, hidden: int, layers: int, heads: int, kv_heads: int, *, context: int = 512, seed: int = 0,
+          **options) -> torch.nn.Module:
+    """A random Llama that knows no special tokens."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    def model() -> LlamaForCausalLM:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            return LlamaForCausalLM(LlamaConfig(
-                vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
-                num_key_value_heads=2, head_dim=8, max_position_embeddings=128, initializer_range=.2, bos_token_id=None,
-                eos_token_id=None)).to(torch.float64).eval()
+    sizes = dict(vocab_size=vocab, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
+                 num_key_value_heads=kv_heads, max_position_embeddings=context, bos_token_id=None, eos_token_id=None)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(LlamaConfig(**sizes, **{"intermediate_size": 1536} | options)).eval()
 
-    target, close = model(), model()
+
+def small(drafters: int = 1) -> SmallFamily:
+    """A random Llama of one layer in float64, and a disturbed copy of it that drafts well, under so many names."""
+    target, close = (llama(VOCAB, 32, 1, 4, 2, context=128, intermediate_size=48, initializer_range=.2).double()
+                     for _ in range(2))
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         for weight in close.parameters():

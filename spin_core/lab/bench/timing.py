@@ -61,7 +61,8 @@ def timings(family, models: list[str], lookups: dict[str, Drafter], repeats: int
         fed = isinstance(source.model, FedModel)
         hidden = family.target.config.get_text_config().hidden_size
 
-        def feed(rows: int, model=source.model, fed=fed) -> dict:     # as behind verified text: `fc` is a part of the cost
+        # as behind verified text: `fc` is a part of the cost
+        def feed(rows: int, model=source.model, fed=fed) -> dict:
             return {"states": model.fed(torch.zeros(1, rows, hidden * len(model.layers_read)))} if fed else {}
 
         add(name, ModelRunner(source.model, slots, room, keep_states=fed), draft_rows, feed, slots)

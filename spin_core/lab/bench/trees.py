@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 
 from spin_core.lab.bench import Bar, Report, positive
+from spin_core.lab.bench.answers import pool
 from spin_core.lab.simulate.best_shape import best_shape
 from spin_core.engine import Engine
 from spin_core.lab.lessons.l8_token_trees import measure as trees
@@ -24,8 +25,8 @@ PARTS = ("law", "match", "width", "rules", "merge", "shape", "map")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=positive, default=3, help="prompts of each workload's test split (default 3)")
     parser.add_argument("--max-new-tokens", type=positive, default=24)
-    parser.add_argument("--drafters", nargs=2, default=["pruned-4L-8k", "fed-1L-8k"], metavar="NAME",
-                        help="model drafters: the first grows trees, both are merged")
+    parser.add_argument("--drafters", nargs=2, metavar="NAME",
+                        help="model drafters: the first grows trees, both are merged (default: the family's first two)")
     parser.add_argument("--width", type=positive, nargs="+", default=[1, 3, 5])
     parser.add_argument("--batch", type=positive, nargs="+", default=[1, 2, 4, 8], help="batches of the latency map")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run (default: all)")
@@ -37,6 +38,7 @@ def run(args) -> Report:
     from spin_core.workloads import load_workload
 
     family = zoo.load("smollm2", device=args.device)
+    args.drafters = args.drafters or pool(family)[0][:2]
     prompts = {name: [family.encode(p.messages) for p in load_workload(name, "test", limit=args.prompts)]
                for name in WORKLOADS}
     engine = Engine(family, "none", max_batch=8)
@@ -52,13 +54,15 @@ def measure(engine: Engine, prompts: dict[str, list], args) -> Report:
         f"{len(mix)} prompts of {len(prompts)} workloads, {args.max_new_tokens} tokens; sampled: temperature 1",
         "published: SpecInfer (arXiv 2305.09781), its models and data; tau = tokens per verification"])
 
-    def row(part: str, distribution: str, drafter: str, at, measured: float, published: float | None = None) -> None:
-        report.rows.append({"part": part, "law": distribution, "drafter": drafter, "at": at, "measured": measured,
-                            "published": published})
+    def row(part: str, distribution: str, drafter: str, at, measured: float | trees.Estimate,
+            published: float | None = None) -> None:
+        interval = {"low": measured.low, "high": measured.high} if isinstance(measured, trees.Estimate) else {}
+        report.rows.append({"part": part, "law": distribution, "drafter": drafter, "at": at,
+                            "measured": getattr(measured, "value", measured), "published": published} | interval)
 
-    def tau(name: str, distribution: str, which: list | None = None) -> float:
+    def tau(name: str, distribution: str, which: list | None = None) -> trees.Estimate:
         which = mix if which is None else which
-        return trees.tau(trees.verifications(engine, name, which, distributions[distribution]))
+        return trees.tokens_per_verification(trees.verifications(engine, name, which, distributions[distribution]))
 
     texts = {}
     if {"match", "shape"} & set(args.only):
@@ -68,7 +72,7 @@ def measure(engine: Engine, prompts: dict[str, list], args) -> Report:
     if "match" in args.only:
         for distribution in distributions:
             for name in args.drafters:
-                rates = trees.match_rates(trees.ranks(engine, name, texts[distribution]))
+                rates = trees.match_rates([trees.ranks(engine, name, [text]) for text in texts[distribution]])
                 for k, (rate, theirs) in enumerate(zip(rates, trees.PUBLISHED_MATCH[distribution]), 1):
                     row("1: token among first k", distribution, name, k, rate, theirs)
 
@@ -87,13 +91,13 @@ def measure(engine: Engine, prompts: dict[str, list], args) -> Report:
 
     first, second = args.drafters
     by_width: dict[int, float] = {}
-    widest: float | None = None             # sampled: a row of tables 2 and 3
+    widest: trees.Estimate | None = None             # sampled: a row of tables 2 and 3
     if {"width", "map"} & set(args.only):
         for distribution in distributions if "width" in args.only else ["greedy"]:
             for width in args.width:
                 found = tau(f"tree:{first}:{trees.paper_shape(width)}", distribution)
                 if distribution == "greedy":
-                    by_width[width] = found
+                    by_width[width] = found.value
                 elif width == max(args.width):
                     widest = found
                 row("2: tau by width", distribution, first, width, found, trees.PUBLISHED_TAU[distribution].get(width))
@@ -111,17 +115,18 @@ def measure(engine: Engine, prompts: dict[str, list], args) -> Report:
                      for name in (first, second, f"{first},{second}")}
             for name, value in found.items():
                 row("merged trees 2,1,1", "greedy", name, workload, value)
-            gains.append(found[f"{first},{second}"] / max(found[first], found[second]))
+            gains.append(found[f"{first},{second}"].value / max(found[first].value, found[second].value))
         report.bars.append(Bar("tau of the merged tree over the better of its drafters, worst workload", min(gains),
                                ">= 1"))
     if "shape" in args.only:
         single = Engine(engine.family, "none", max_batch=1)
-        few = {shape: trees.tau(trees.verifications(single, f"tree:{first}:{shape}", mix[:4], distributions["greedy"]))
+        few = {shape: trees.tokens_per_verification(
+                   trees.verifications(single, f"tree:{first}:{shape}", mix[:4], distributions["greedy"]))
                for shape in ("1,1,1", "2,1,1")}
         for shape, value in few.items():
             row("batch 1, equal depth", "greedy", first, shape, value)
         report.bars.append(Bar("tau of the expansion 2,1,1 over the chain of equal depth, batch 1",
-                               few["2,1,1"] / few["1,1,1"], ">= 1.0001"))
+                               few["2,1,1"].value / few["1,1,1"].value, ">= 1.0001"))
         rates = trees.acceptance_by_rank(trees.ranks(engine, first, texts["greedy"]))
         for nodes in (6, 14):
             shape, expected = best_shape(rates, nodes, 6)

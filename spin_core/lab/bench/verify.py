@@ -26,7 +26,6 @@ def add_arguments(parser) -> None:
                         help="vocabularies (default: 49152; on a GPU 32000 49152 128256)")
     parser.add_argument("--batch", type=positive, nargs="+", help="batch sizes (default: 8; on a GPU 1 8 64)")
     parser.add_argument("--repeats", type=positive, default=25, help="interleaved repeats of every timing (default 25)")
-    parser.add_argument("--tune", action="store_true", help="on a GPU: the kernel's block sizes instead")
 
 
 @torch.inference_mode()
@@ -35,8 +34,6 @@ def run(args) -> Report:
         return _on_cpu(args.vocab or [49152], args.batch or [8], args.repeats)
     if not torch.cuda.is_available():
         raise ValueError(f"--device {args.device}, but torch sees no CUDA device")
-    if args.tune:
-        return verify_gpu.tuned(args.device, (args.batch or [64])[0], (args.vocab or [128256])[0], args.repeats)
     return verify_gpu.run(args.device, args.vocab or verify_gpu.VOCABULARIES, args.batch or verify_gpu.BATCHES,
                           args.repeats)
 

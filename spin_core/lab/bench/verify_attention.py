@@ -79,9 +79,10 @@ def run(args) -> Report:
                  Bar("padded view / auto, the same, neither gathered", in_place, ">= 1.5"),
                  Bar("the best strategy / auto, at worst", min(r["best_over_auto"] for r in rows), ">= 0.97")]
     return Report("verify-attention", rows, bars, [
-        f"{heads.kv * heads.group} heads over {heads.kv} kv heads of {dim}, {dtype}, {torch.get_num_threads()} threads; "
-        f"us per layer, medians of {args.repeats} rounds in which all take turns, over {LAYERS} layers; ratios are medians "
-        "of ratios within a round; where auto is not the best strategy, the two are compared in rounds of their own",
+        f"{heads.kv * heads.group} heads over {heads.kv} kv heads of {dim}, {dtype}, {torch.get_num_threads()} "
+        f"threads; us per layer, medians of {args.repeats} rounds in which all take turns, over {LAYERS} layers; "
+        "ratios are medians of ratios within a round; where auto is not the best strategy, the two are compared in rounds of "
+        "their own",
         "plan_us: planning and layout, once per step and not per layer",
         f"largest difference between strategies {max(errors):.1e}",
         "padded_view: the padded batch without gathering, if slots and memory allow",
@@ -93,10 +94,7 @@ def run(args) -> Report:
 def on_gpu(settings) -> Report:
     """The section "verify-attention" of ``bench gpu``: largest batches first, as long as there is time."""
     report = Report("verify-attention", [])
-    for batch in (1,) if settings.dry else sorted(BATCHES, reverse=True):
-        if settings.left() <= 0:
-            report.notes.append(f"out of time before batch {batch}")
-            break
+    for batch in report.within(settings.left, (1,) if settings.dry else sorted(BATCHES, reverse=True)):
         part = run(Namespace(device=settings.device, batch=[batch], repeats=2 if settings.dry else 40))
         report.rows += part.rows
         report.bars += [bar for bar in part.bars if bar.value is not None and (batch == 16 or "touched" in bar.name)]

@@ -186,28 +186,3 @@ def _sets(batch: int, vocab: int, dtype: torch.dtype, accept_all: bool, device: 
     size = batch * (GAMMA + 1) * vocab * dtype.itemsize
     count = 1 if device == "cpu" else max(2, min(32, int(CACHE_BYTES // size) + 1))
     return [case(batch, vocab, dtype, device, seed, accept_all) for seed in range(count)]
-
-
-# ---- block sizes
-
-def tuned(device: str, batch: int, vocab: int, repeats: int) -> Report:
-    """The kernel over its block sizes, on one case."""
-    from spin_core.verify import kernel
-
-    bandwidth = copy_bandwidth(device)
-    processors = torch.cuda.get_device_properties("cuda").multi_processor_count
-    rows = []
-    for dtype in (torch.bfloat16, torch.float32):
-        sets = _sets(batch, vocab, dtype, True, device)
-        floor = statistics.mean(needed_bytes(x[0], x[1], kernel.verify_chain(*x, GAMMA)) for x in sets) / bandwidth
-        for block, tiles in ((2048, 8), (4096, 2), (4096, 4), (8192, 1), (8192, 2), (8192, 4), (16384, 1)):
-            for drawn in (1024, 2048, 4096):
-                for each in (1, 2, 4):
-                    sizes = dict(block=block, tiles=tiles, drawn=drawn, programs=each * processors)
-                    seconds = _seconds(lambda i: kernel.verify_chain(*sets[i], GAMMA, **sizes), len(sets),
-                                       repeats, device)
-                    rows.append({"dtype": str(dtype).removeprefix("torch."), "block": block, "tiles": tiles,
-                                 "drawn": drawn, "programs_per_processor": each, "kernel_us": seconds * 1e6,
-                                 "share_of_floor": floor / seconds})
-    rows.sort(key=lambda row: (row["dtype"], -row["share_of_floor"]))
-    return Report("verify", rows, notes=[f"copy bandwidth {bandwidth / 1e12:.2f} TB/s"])

@@ -51,21 +51,21 @@ def run(args) -> int:
     from spin_core.workloads import load_workload
 
     known = {**RECIPES, **TABLES}
-    for name in args.drafter:
+    for name in args.drafter if not args.export else ():        # a checkpoint knows its own recipe
         if name != "data" and name not in known:
             raise ValueError(f"unknown drafter {name!r}; known: {', '.join(known)}, or data")
     if not args.drafter and not args.export:
         raise ValueError("--drafter NAME is missing: what is to be made?")
     check(args.out, args.shard, args.steps, args.budget_minutes * 60, args.answer_tokens)      # before models are read
     family = zoo.load("smollm2", drafters=[], device=args.device)
-    recipes = {name: known[name] for name in args.drafter if name != "data"}
     if args.export:
-        made = [n for n in recipes or RECIPES if (args.out / f"{n}.pt").exists()]
-        if not made:
-            raise ValueError(f"--export: no checkpoint of {', '.join(recipes) or 'a drafter'} in {args.out}")
-        for name in made:
+        made = sorted({path.stem for path in args.out.glob("*.pt")} - {"fixed"})
+        if missing := set(args.drafter) - set(made) or not made and {"a drafter"}:
+            raise ValueError(f"--export: no checkpoint of {', '.join(sorted(missing))} in {args.out}")
+        for name in args.drafter or made:
             export(family, args.out, name, args.export, args.speculators)
         return 0
+    recipes = {name: known[name] for name in args.drafter if name != "data"}
     options = dict(data=args.data, seed=args.seed, shard_size=args.shard, steps=args.steps)
     if args.forever:
         stop: list[int] = []
@@ -127,7 +127,8 @@ def distill(family, recipes: dict[str, Recipe | TableRecipe], out: Path, *, budg
             export(family, out, name, out / name, speculators, tell=tell)
 
 
-def export(family, out: Path, name: str, folder: Path, speculators: bool = False, int8: bool = True, tell=print) -> None:
+def export(family, out: Path, name: str, folder: Path, speculators: bool = False, int8: bool = True,
+           tell=print) -> None:
     """Write the mean weights of ``name``'s checkpoint in ``out`` into ``folder``: a drafter's file
     (:mod:`spin_core.zoo.pruned`), matrices in int8 or bf16, and its log beside it."""
     state = torch.load(out / f"{name}.pt", weights_only=True, map_location="cpu")

@@ -1,8 +1,8 @@
 """Llama's layers as plain functions, for training on a CPU: products in bf16, everything between them compiled.
 
 On a core with bf16 matrix instructions a product is so quick that norms, rotations and softmaxes, each a pass over
-memory, would take most of the time. Written like this, ``torch.compile`` turns what stands between two products into one
-pass. Weights are float32 and are rounded where they are used; sums, softmaxes and norms are float32.
+memory, would take most of the time. Written like this, ``torch.compile`` turns what stands between two products into
+one pass. Weights are float32 and are rounded where they are used; sums, softmaxes and norms are float32.
 
 A layer's weights come as a dict with the short names of :data:`PARTS`.
 """
@@ -164,9 +164,9 @@ def head_next(weights: dict, x: Tensor, embedded: Tensor, last: Tensor, text: li
               ) -> tuple[Tensor, list[Keys], list[Tensor]]:
     """The same one token further into a draft, behind every place at once (training-time test, EAGLE-3).
 
-    ``x``, ``embedded [B, A, hidden]``: the drafter's own states before the tokens, and their embeddings. ``last [B, A]``:
-    how far the verified text goes. ``drafted``: of every layer, keys and values of the draft's earlier tokens, aligned.
-    Returns its states, every layer's keys and values ``[B, A, groups, dim]``, and what each layer read.
+    ``x``, ``embedded [B, A, hidden]``: the drafter's own states before the tokens, and their embeddings. ``last [B,
+    A]``: how far the verified text goes. ``drafted``: of every layer, keys and values of the draft's earlier tokens,
+    aligned. Returns its states, every layer's keys and values ``[B, A, groups, dim]``, and what each layer read.
     """
     dim, kept, read_by = 2 * cos.shape[-1], [], []
     x = _enter(x, embedded, weights)

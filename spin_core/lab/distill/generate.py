@@ -1,7 +1,7 @@
 """Let the target answer: fresh prompts, turns it wrote itself, second turns, tasks on its own texts, the workloads.
 
-Shard n depends on (seed, n) and, for second turns, on shard n - 1, so a killed run goes on where it was and two runs with
-one seed make the same data.
+Shard n depends on (seed, n) and, for second turns, on shard n - 1, so a killed run goes on where it was and two runs
+with one seed make the same data.
 """
 
 from __future__ import annotations

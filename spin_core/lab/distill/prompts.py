@@ -34,7 +34,8 @@ class PromptWriter:
         elif kind < .74:
             text = self._fill(self._pick(WORDS.role_plays), finish=True)
         elif kind < .88:
-            text = self._fill(self._pick(WORDS.code).format(l=self._pick(WORDS.languages), f=self._pick(WORDS.functions)))
+            text = self._pick(WORDS.code).format(l=self._pick(WORDS.languages), f=self._pick(WORDS.functions))
+            text = self._fill(text)
         else:
             text = self._sums()
         return [{"role": "user", "content": text}]
@@ -54,7 +55,8 @@ class PromptWriter:
         return self.random.choice(items)
 
     def _fill(self, template: str, finish: bool = False) -> str:
-        topics, people, roles = (self.random.sample(pool, n) for pool, n in ((WORDS.topics, 4), (WORDS.people, 2), (WORDS.roles, 2)))
+        topics, people, roles = (self.random.sample(pool, n) for pool, n in
+                                 ((WORDS.topics, 4), (WORDS.people, 2), (WORDS.roles, 2)))
         text = template.format(t=topics[0], t2=topics[1], t3=topics[2], t4=topics[3], p=people[0], p2=people[1],
                                r=roles[0], r2=roles[1])
         if not finish:
@@ -70,10 +72,14 @@ class PromptWriter:
         a, b, c = self.random.randint(2, 99), self.random.randint(2, 40), self.random.randint(2, 12)
         thing = self._pick(["apples", "books", "tickets", "chairs", "kilometres", "litres of paint", "pages", "coins"])
         return self._pick([
-            f"What is {a} {self._pick(['+', '-', '*', '/'])} {b}?", f"What is {c}% of {a}?", f"Solve for x: {c}x + {b} = {a}.",
+            f"What is {a} {self._pick(['+', '-', '*', '/'])} {b}?", f"What is {c}% of {a}?",
+            f"Solve for x: {c}x + {b} = {a}.",
             f"I have {a} {thing} and give away {b}. How many are left? Show your work.",
             f"A box holds {c} {thing}. How many boxes do I need for {a} {thing}?",
-            f"A train covers {a * c} km in {c} hours. How fast is it?", f"Which is larger, {c}/{b} or {b}/{a}? Explain.",
-            f"If {c} {thing} cost {a} euros, what do {b} {thing} cost?", f"Continue the series: {b}, {b + c}, {b + 2 * c}, ...",
-            f"{self._pick(['Anna', 'Tom', 'Mia', 'Omar'])} is {b} years old and {self._pick(['Ben', 'Lea', 'Jo'])} is {c} years "
-            f"older. How old are they together in {c} years?", f"Find the mean and the median of {a}, {b}, {c}, {a + b}, {b + c}."])
+            f"A train covers {a * c} km in {c} hours. How fast is it?",
+            f"Which is larger, {c}/{b} or {b}/{a}? Explain.",
+            f"If {c} {thing} cost {a} euros, what do {b} {thing} cost?",
+            f"Continue the series: {b}, {b + c}, {b + 2 * c}, ...",
+            f"{self._pick(['Anna', 'Tom', 'Mia', 'Omar'])} is {b} years old and {self._pick(['Ben', 'Lea', 'Jo'])} is "
+            f"{c} years older. How old are they together in {c} years?",
+            f"Find the mean and the median of {a}, {b}, {c}, {a + b}, {b + c}."])

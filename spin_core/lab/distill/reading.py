@@ -25,7 +25,8 @@ ALIKE = 16          # lengths are rounded up to multiples of this
 
 
 class Reader:
-    """The target in HALF. ``layers``: those whose inputs are kept. ``compiled``: worth it for more than some minutes."""
+    """The target in HALF. ``layers``: those whose inputs are kept. ``compiled``: worth it for more than some
+    minutes."""
 
     def __init__(self, model: PreTrainedModel, vocab_size: int, layers: tuple[int, ...], compiled: bool = True) -> None:
         config, weights = model.config, {name: w.detach().to(fused.HALF) for name, w in model.state_dict().items()}
@@ -49,7 +50,8 @@ class Reader:
 
     @torch.no_grad()
     def states(self, tokens: Tensor) -> Tensor:
-        """``tokens [B, T]`` -> ``[B, T, (layers + 1) * hidden]``: the inputs of the layers, then what the head reads."""
+        """``tokens [B, T]`` -> ``[B, T, (layers + 1) * hidden]``: the inputs of the layers, then what the head
+        reads."""
         x, (cos, sin), kept = self.embedding[tokens], self.angles(tokens.shape[1]), {}
         for number, weights in enumerate(self.weights):
             kept[number] = x if number in self.layers else None

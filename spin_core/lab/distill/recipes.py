@@ -21,14 +21,15 @@ class Recipe:
     """One drafter of the pool.
 
     It has ``layers`` and may draft ``vocab`` ids. ``form``: "plain" reads tokens alone, "fed" also the target's states
-    (:class:`spin_core.zoo.fed.FedLlama`), "eagle3" is a head as EAGLE-3 has it (:class:`spin_core.zoo.eagle3.Eagle3Llama`).
-    ``reads``: the layers of the target whose inputs it reads. ``depth``: how many tokens ahead it is trained to run on
-    its own states. ``rate``: the learning rate. ``kind``: the kind of text that it learns from, None for all.
+    (:class:`spin_core.zoo.fed.FedLlama`), "eagle3" is a head as EAGLE-3 has it
+    (:class:`spin_core.zoo.eagle3.Eagle3Llama`). ``reads``: the layers of the target whose inputs it reads. ``depth``:
+    how many tokens ahead it is trained to run on its own states. ``rate``: the learning rate. ``kind``: the kind of
+    text that it learns from, None for all.
 
     What SPIRe (arXiv 2504.06419) is made of, part by part. ``window``: the tokens its attention sees beside the first,
-    None for all. ``carry``: what a fed drafter reads of drafted tokens ("mix" is the feedback memory). ``pruned``: False
-    begins with random layers. ``overlap``: the share of acceptance in the loss. ``hard``: learn the tokens that came, not
-    the target's distribution.
+    None for all. ``carry``: what a fed drafter reads of drafted tokens ("mix" is the feedback memory). ``pruned``:
+    False begins with random layers. ``overlap``: the share of acceptance in the loss. ``hard``: learn the tokens that
+    came, not the target's distribution.
     """
 
     layers: int = 1
@@ -77,12 +78,9 @@ def rung_name(rung: str) -> str:
 RECIPES = {
     "pruned-1L-4k": replace(PLAIN, vocab=4096, rate=1.5e-3),
     "pruned-2L-8k": replace(PLAIN, layers=2),
-    "pruned-4L-8k": replace(PLAIN, layers=4),
-    "fed-1L-8k": FED,
-    "fed1-1L-4k": replace(FED, vocab=4096),
-    "fed1-4L-8k": replace(FED, layers=4),
-    "fed1-8L-8k": replace(FED, layers=8),
-    **{f"fed1-{kind}": replace(FED, vocab=4096, kind=kind) for kind in ("code", "story", "facts")},
+    "fed-1L-4k": replace(FED, vocab=4096),
+    "fed-4L-8k": replace(FED, layers=4),
+    **{f"fed-{kind}": replace(FED, vocab=4096, kind=kind) for kind in ("code", "story", "facts")},
     # other forms at the same cost, to compare with
     "fed3-1L-4k": Recipe(vocab=4096),
     "eagle3-1L-4k": Recipe(vocab=4096, form="eagle3", reads=(2, 15, 27)),

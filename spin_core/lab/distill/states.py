@@ -1,8 +1,8 @@
 """What the target's head reads, for every token of the corpus, in half precision.
 
-The distribution itself would be 49,152 numbers a token, terabytes for a modest corpus. The state before the head is 576,
-and the head is applied again when a batch needs the distribution. ``log_z``, the log of its normaliser over the *whole*
-vocabulary, makes the distribution over a reduced vocabulary exact, without renormalising.
+The distribution itself would be 49,152 numbers a token, terabytes for a modest corpus. The state before the head is
+576, and the head is applied again when a batch needs the distribution. ``log_z``, the log of its normaliser over the
+*whole* vocabulary, makes the distribution over a reduced vocabulary exact, without renormalising.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class States:
 @torch.inference_mode()
 def compute(model: PreTrainedModel, shard: Shard, vocab_size: int, batch_tokens: int = 1024,
             layers: tuple[int, ...] = ()) -> States:
-    """The states of texts from elsewhere, with the inputs of ``layers``: read the shard with ``model``, ``batch_tokens``
-    at a time; the result is on the model's device."""
+    """The states of texts from elsewhere, with the inputs of ``layers``: read the shard with ``model``,
+    ``batch_tokens`` at a time; the result is on the model's device."""
     model = share_weights(model).eval()
     pack_linears(model)
     device = model.device

@@ -1,9 +1,9 @@
 """Train a pool of drafters on one target, all at once, for as long as there is time.
 
 The drafters learn from the same batches, so the target's states and distributions are read once for all of them. A run
-goes on where it was and takes up shards of texts as they appear. It needs no planned end: the learning rate is constant,
-and what is evaluated and exported is a mean of the latest weights, which stands in for a rate that falls. (The mean
-reaches back over about a tenth of the steps: Karras et al., arXiv 2312.02696, power-function EMA.)
+goes on where it was and takes up shards of texts as they appear. It needs no planned end: the learning rate is
+constant, and what is evaluated and exported is a mean of the latest weights, which stands in for a rate that falls.
+(The mean reaches back over about a tenth of the steps: Karras et al., arXiv 2312.02696, power-function EMA.)
 
 A specialist learns only from the texts of its kind (:mod:`spin_core.lab.distill.kinds`) in each batch.
 """
@@ -14,7 +14,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -46,10 +46,10 @@ SAVE_SECONDS = 300
 class Batch:
     """B texts of T + 1 tokens at most, padded at the right end.
 
-    ``embedded [B, T + 1, hidden]`` of the tokens; ``states [B, T, width]`` (:meth:`Reader.states`): position t holds the
-    state before token t + 1. ``place``, ``valid [B, WINDOW]``: the positions among the states whose next token but one is
-    an answer's, and which of them exist. ``rows [N]``: the valid ones in the flattened window, padded to a multiple of
-    ROWS; ``p [N, Vd]`` the target's distribution there, ``came [N]`` the token that came.
+    ``embedded [B, T + 1, hidden]`` of the tokens; ``states [B, T, width]`` (:meth:`Reader.states`): position t holds
+    the state before token t + 1. ``place``, ``valid [B, WINDOW]``: the positions among the states whose next token but
+    one is an answer's, and which of them exist. ``rows [N]``: the valid ones in the flattened window, padded to a
+    multiple of ROWS; ``p [N, Vd]`` the target's distribution there, ``came [N]`` the token that came.
     """
 
     states: Tensor
@@ -107,8 +107,8 @@ def make_batch(texts: list[Text], store: Store, reader: Reader, head: Tensor) ->
 class DrafterTrainer:
     """A drafter, its optimiser, and the mean of its weights.
 
-    ``ids``: the target's, most frequent first; the drafter's are the first of them. ``layers``: those whose inputs stand
-    in the batches' states. ``first``: weights instead of those it would begin with.
+    ``ids``: the target's, most frequent first; the drafter's are the first of them. ``layers``: those whose inputs
+    stand in the batches' states. ``first``: weights instead of those it would begin with.
     """
 
     def __init__(self, name: str, recipe: Recipe, target: PreTrainedModel, ids: Tensor, layers: tuple[int, ...],
@@ -159,8 +159,8 @@ class DrafterTrainer:
         for ahead in range(1, depth):
             drafted = [[tuple(map(later, keys)) for keys in layer] for layer in drafted]
             own = x if recipe.form == "eagle3" else self._carried(weights, out[-1], inner)
-            x, kept, inner = run["head_next"](weights, later(own), here, place - ahead, text, drafted, *angles, self.eps,
-                                              recipe.window)
+            x, kept, inner = run["head_next"](weights, later(own), here, place - ahead, text, drafted, *angles,
+                                              self.eps, recipe.window)
             drafted = [[*layer, keys] for layer, keys in zip(drafted, kept)]
             out.append(run["norm"](x, weights["norm"], self.eps))
         return out
@@ -235,8 +235,8 @@ def check_recipe(name: str, recipe: Recipe | None, state: dict) -> Recipe:
     if recipe not in (None, then):
         differs = [f"{part} {getattr(then, part)}, now {value}" for part, value in asdict(recipe).items()
                    if value != getattr(then, part)]
-        raise ValueError(f"the checkpoint of {name} is of another recipe ({'; '.join(differs)}): choose another --out, or "
-                         "delete the checkpoint")
+        raise ValueError(f"the checkpoint of {name} is of another recipe ({'; '.join(differs)}): choose another "
+                         "--out, or delete the checkpoint")
     return then
 
 
@@ -277,8 +277,8 @@ class Texts:
             self.waiting[kind] = self._mixed(waiting)
 
     def batches(self) -> list[list[Text]]:
-        """AHEAD batches of EACH texts of every kind, in the order of KINDS; those of a batch are of similar length. Where
-        there are none of a kind, others stand in."""
+        """AHEAD batches of EACH texts of every kind, in the order of KINDS; those of a batch are of similar length.
+        Where there are none of a kind, others stand in."""
         parts, every = [], [text for of in self.by_kind.values() for text in of]
         for kind in KINDS:
             while len(self.waiting[kind]) < AHEAD * EACH:
@@ -300,8 +300,8 @@ class Texts:
 @torch.no_grad()
 def evaluate(trainers: list[DrafterTrainer], held: list[Text], store: Store, reader: Reader, head: Tensor,
              size: int = 16) -> dict[str, dict]:
-    """Tokens per verification at gamma 4 on held-out greedy answers, of all and by kind, agreement and overlap, of every
-    drafter's mean weights."""
+    """Tokens per verification at gamma 4 on held-out greedy answers, of all and by kind, agreement and overlap, of
+    every drafter's mean weights."""
     counts = {t.name: {kind: [0, 0] for kind in ("all", *KINDS)} for t in trainers}
     right, shared = ({t.name: 0.0 for t in trainers} for _ in range(2))
     held = sorted(held, key=lambda text: len(text.tokens))
@@ -335,8 +335,8 @@ def run(family, recipes: dict[str, Recipe], out: Path, data: list[Path], *, seco
     """Train until ``seconds`` are over, ``stopped()``, or every drafter has made ``steps``.
 
     ``out`` gets log.jsonl, a checkpoint of every drafter, the vocabulary and what is held out. Processes that train
-    different drafters of one pool may share ``out``: each has a store of its own. The drafters are evaluated as often as
-    ``evaluations`` says where the end is known, else after every ``evaluate_minutes`` of computing time.
+    different drafters of one pool may share ``out``: each has a store of its own. The drafters are evaluated as often
+    as ``evaluations`` says where the end is known, else after every ``evaluate_minutes`` of computing time.
     """
     if compiled:
         torch._dynamo.config.automatic_dynamic_shapes = False
@@ -354,7 +354,7 @@ def run(family, recipes: dict[str, Recipe], out: Path, data: list[Path], *, seco
         if (path := out / f"{trainer.name}.pt").exists():
             trainer.resume(torch.load(path, weights_only=True, map_location=family.target.device))
             continue
-        part = replace(trainer.recipe, vocab=0, depth=0, rate=0, kind=None, window=None, carry="", overlap=0, hard=False)
+        part = trainer.recipe.form, trainer.recipe.layers, trainer.recipe.reads, trainer.recipe.pruned
         if part not in fitted:
             fitted[part] = fit(trainer.recipe, texts.some(), family.target, family.vocab_size)
         trainer.put(fitted[part])

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from spin_core.lab.lessons.show import progress
+
 IDLE = 60           # seconds after which a worker process without work ends
 
 
@@ -23,9 +25,9 @@ def on_all_cores(function: Callable, calls: Mapping[Any, tuple] | Iterable, /, *
 
     rows = dict(calls) if isinstance(calls, Mapping) else {item: (item,) for item in calls}
     results = Parallel(n_jobs=-1, max_nbytes=None, idle_worker_timeout=IDLE, initializer=_end_with,
-                       initargs=(os.getpid(),))(
+                       initargs=(os.getpid(),), return_as="generator")(
         delayed(function)(*arguments, *more, **options) for arguments in rows.values())
-    return dict(zip(rows, results))
+    return dict(zip(rows, progress(results, len(rows), "simulations")))
 
 
 def _end_with(parent: int, every: float = 1.0) -> None:

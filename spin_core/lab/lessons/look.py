@@ -12,13 +12,18 @@ from collections.abc import Callable, Sequence
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, StrMethodFormatter
 
 BLUE, ORANGE, GREEN, RED, SKY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7"
 INK, GREY, LIGHT = "#222222", "#777777", "#E4E4E4"
 P_COLOUR, Q_COLOUR, RESIDUAL_COLOUR = BLUE, ORANGE, SKY
 SERIES = [(GREEN, "o"), (RED, "s"), (BLUE, "^"), (ORANGE, "v"), (GREY, "P"), (SKY, "X"), (INK, "p"), ("#A08A00", "h")]
+HOLLOW = dict(marker="o", linestyle="none", color=INK, markerfacecolor="white", markersize=7, zorder=5)
+"""The reader's own short run, beside a stored measurement."""
 WIDTH = 9.6             # inches, of every figure: one column of a notebook
+PUBLISHED = dict(facecolor="#D9D9D9", edgecolor=GREY, hatch="///", linewidth=0.8)      # bars of a paper's numbers
 MONO = "DejaVu Sans Mono"      # comes with matplotlib
 CHAR = 0.602           # width of its characters over its size
 
@@ -91,6 +96,42 @@ def look(drafter: str, index: int) -> tuple[str, str]:
 def tint(colour: str, share: float) -> tuple[float, float, float]:
     """``share`` of the colour, the rest white."""
     return tuple(1 - share * (1 - c) for c in matplotlib.colors.to_rgb(colour))
+
+
+def bars(panel: Axes, names: Sequence[str], values: Sequence[float], colours=tint(BLUE, 0.45), *, text: str = "{:.2f}",
+         **style) -> None:
+    """Horizontal bars from top to bottom, each with its number behind it; NaN is a missing one. ``style`` in place of
+    ``colours``: what barh takes."""
+    panel.barh(range(len(names)), values, 0.62, **style or {"color": colours})
+    for y, value in enumerate(values):
+        if np.isfinite(value):
+            panel.annotate(text.format(value), (value, y), (4, 0), textcoords="offset points", va="center", size=9.5,
+                           bbox=dict(facecolor="white", edgecolor="none", pad=0.8))
+    panel.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.4, -0.6))
+    panel.set_xlim(0, 1.2 * max([1e-9, *(v for v in values if np.isfinite(v))]))
+    panel.grid(axis="y", visible=False)
+
+
+def one(panel: Axes, along: str = "y") -> None:
+    """A dotted line at 1: neither gain nor loss."""
+    line = panel.axhline if along == "y" else panel.axvline
+    line(1, color=INK, linewidth=1, linestyle=":")
+
+
+def logarithmic(panel: Axes, along: str, ticks: Sequence[float] | None = None) -> None:
+    """A logarithmic axis with numbers that a reader can say, at ``ticks`` if they are given."""
+    axis = panel.xaxis if along == "x" else panel.yaxis
+    panel.set(**{f"{along}scale": "log"})
+    axis.set_major_locator(FixedLocator(ticks) if ticks is not None else LogLocator(subs=(1, 2, 5)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+
+
+def legend_below(figure: Figure, *panels: Axes, ncols: int = 3, title: str | None = None) -> None:
+    """One legend under the figure for what ``panels`` show (default: the figure's first), each label once."""
+    found = {label: handle for panel in panels or figure.axes[:1]
+             for handle, label in zip(*panel.get_legend_handles_labels())}
+    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=ncols, title=title)
 
 
 def characters(size: float, width: float = WIDTH) -> float:

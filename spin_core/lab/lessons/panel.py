@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
@@ -19,13 +20,15 @@ class Panel(VBox):
     """A row of controls above a picture that ``draw`` makes anew whenever one of them changes.
 
     ``task``: what the reader may try. ``presets``: by a button's name the values of controls, by their descriptions.
-    While the picture is being made a sign says so; a ValueError of ``draw`` is shown as a sentence, and the last picture
-    stays.
+    ``kind``: of the numbers, such as "modelled". ``hold``: the axes, "x", "y" or "xy", that only ever grow, so that a
+    moved slider moves the curve and not the scale. While the picture is being made a sign says so; a ValueError of
+    ``draw`` is shown as a sentence, and the last picture stays. A viewer without widgets shows the picture alone.
     """
 
-    def __init__(self, controls: Sequence, draw: Callable[[], Figure], *, task: str = "",
+    def __init__(self, controls: Sequence, draw: Callable[[], Figure], *, task: str = "", kind: str = "", hold: str = "",
                  presets: Mapping[str, Mapping[str, object]] | None = None) -> None:
         self.draw, self.controls = draw, [c for c in controls if isinstance(c, ValueWidget) and not isinstance(c, HTML)]
+        self.quiet, self.hold, self.limits = f"<small>{kind}</small>" if kind else "", hold, {}
         self.picture = Image(format="png", layout=Layout(width="100%", max_width="960px"))
         self.sign = HTML("", layout=Layout(min_height="24px"))
         for control in controls:
@@ -59,13 +62,28 @@ class Panel(VBox):
     def refresh(self, _change=None) -> None:
         self.sign.value = WORKING
         try:
-            self.picture.value = look.png(self.draw())
-            self.sign.value = ""
+            self.picture.value = look.png(self._steady(self.draw()))
+            self.sign.value = self.quiet
         except ValueError as error:
             self.sign.value = f"<span style='color:#D55E00'>{escape(str(error))}</span>"
 
-    def __repr__(self) -> str:      # what a viewer without widgets shows
+    def _steady(self, figure: Figure) -> Figure:
+        """Widen the held axes to what they showed before."""
+        for along in self.hold:
+            now = [sorted(getattr(axes, f"get_{along}lim")()) for axes in figure.axes]
+            before = self.limits.get(along, now)
+            wide = [(min(a, b), max(c, d)) for (a, c), (b, d) in zip(now, before)]
+            for axes, limits in zip(figure.axes, wide):
+                turned = getattr(axes, f"{along}axis_inverted")()
+                getattr(axes, f"set_{along}lim")(*(limits[::-1] if turned else limits))
+            self.limits[along] = wide
+        return figure
+
+    def __repr__(self) -> str:      # what a viewer without widgets or pictures shows
         return "[a widget: run this notebook to use it]"
+
+    def _repr_mimebundle_(self, **options) -> dict:
+        return super()._repr_mimebundle_(**options) | {"image/png": b64encode(self.picture.value).decode()}
 
 
 class Work:

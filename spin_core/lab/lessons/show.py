@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ast
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from IPython import get_ipython
-from IPython.display import Image, display
+from IPython.display import HTML, Image, display
 from matplotlib.figure import Figure
 
-from spin_core import provenance
+from spin_core.lab import provenance
 from spin_core.lab.lessons import look
 from spin_core.lab.results import figures
 
@@ -64,10 +65,21 @@ def show(name: str, figure: Figure, *series: dict, caption: str, finding: str = 
          directory: str | Path | None = None) -> None:
     """Display ``figure``, and save it and its ``series`` (:func:`spin_core.lab.results.figures.save`).
 
-    The caption is also the picture's alternative text; ``finding`` is what the figure says, in one sentence. ``directory``: the one that :func:`begin` was given.
+    Below the picture stands of which kinds its numbers are. The caption is also the picture's alternative text;
+    ``finding`` is what the figure says, in one sentence. ``directory``: the one that :func:`begin` was given.
     """
+    kinds = [kind for kind in figures.KINDS if any(one["kind"] == kind for one in series)]
+    figure.text(1, 0, " · ".join(kinds), ha="right", va="top", size=9, color=look.GREY)
     figures.save(name, figure, series, caption=caption, finding=finding, directory=directory or _folder)
     display(Image(look.png(figure, dpi=200, whole=True), format="png", width=round(look.WIDTH * 100), alt=caption))
+
+
+def progress(items: Iterable, total: int, what: str) -> Iterator:
+    """The ``items``, under a line that says how many of ``total`` there have been; it goes when they are through."""
+    line = display(HTML(""), display_id=True)
+    for done, item in enumerate(items):
+        yield item
+        line.update(HTML(f"⏳ {what}: {done + 1} of {total}" if done + 1 < total else ""))
 
 
 def measured(label: str, x, y, **more) -> dict:

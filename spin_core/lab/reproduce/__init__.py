@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spin_core import provenance
+from spin_core.lab import provenance
 
 ROOT: Path = provenance.ROOT
 """The checkout, which holds notebooks/, figures/ and runs/."""

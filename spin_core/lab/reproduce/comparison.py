@@ -16,7 +16,7 @@ from spin_core.files import writing
 from spin_core.lab.bench import hypotheses
 from spin_core.lab.results.stored import stored
 from spin_core.lab.results import figures
-from spin_core.provenance import ROOT
+from spin_core.lab.provenance import ROOT
 
 README = ROOT / "README.md"
 START, END = "<!-- table: python -m spin_core reproduce --table -->", "<!-- end of table -->"

@@ -15,7 +15,7 @@
           "label": "SPIN, CP, 7B",
           "kind": "published",         published (from a paper), modelled (from the simulator) or measured
           "source": "SPIN, Fig. 9",    the paper; the hardware profile; for "measured" optional
-          "provenance": {...},         only "measured": spin_core.provenance.here(), or the series' own
+          "provenance": {...},         only "measured": spin_core.lab.provenance.here(), or the series' own
           "x": [1, 2, 3],              numbers or names
           "y": [1.45, 1.81, 1.99],     as many numbers; null is a missing value
           ...                          anything else that is plain JSON (a unit, error bars, ...)
@@ -37,7 +37,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spin_core import provenance
+from spin_core.lab import provenance
 from spin_core.files import writing
 
 if TYPE_CHECKING:

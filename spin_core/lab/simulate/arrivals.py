@@ -29,6 +29,7 @@ def times(kind: str, count: int, rate: float, seed: int = 0) -> ndarray | None:
     if kind not in KINDS or not 0 < rate < np.inf or count < 0:
         raise ValueError(f"arrivals: {kind!r} of {', '.join(KINDS)}, at a finite rate above 0, a count >= 0; got "
                          f"{rate} and {count}")
+    if kind == "closed":
+        return None
     rng = np.random.default_rng(seed)
-    return {"closed": lambda: None, "poisson": lambda: poisson(count, rate, rng),
-            "bursty": lambda: bursty(count, rate, BURST, rng)}[kind]()
+    return poisson(count, rate, rng) if kind == "poisson" else bursty(count, rate, BURST, rng)

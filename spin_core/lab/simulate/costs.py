@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy import ndarray
@@ -40,26 +40,9 @@ class Verified(NamedTuple):
     width: int
 
 
-class PassCosts(Protocol):
-    """What the simulator needs. ``shared``: drafters compute on the target's devices, one at a time."""
-
-    shared: bool
-
-    def draft(self, arm: str, members: int, counts: Sequence[int], keys: float) -> float:
-        """Seconds to draft for ``members`` requests, of which ``counts[k]`` get a token k. ``keys``: they attend
-        together."""
-
-    def reading(self, arm: str, rows: int, beside: int) -> float:
-        """Seconds that ``rows`` tokens a drafter has missed add to its first pass, over ``beside`` rows; with none
-        beside, a pass of its own."""
-
-    def verify(self, lengths: ndarray, drafted: ndarray, extra: int = 0, width: int = 0) -> Verified:
-        """A target pass: committed tokens and drafted ones per request ``[B]``, and ``extra`` rows of prompts.
-        ``width``: of the pieces last time; 0 searches anew."""
-
-
 class Roofline:
-    """Costs of a target and its drafters on profiles; each drafter on a device of its own unless ``shared``.
+    """Costs of a target and its drafters on profiles. ``shared``: drafters compute on the target's devices, one at a
+    time; else each has a device of its own.
 
     ``devices``: over how many the target is spread. ``overhead``: seconds of a step beside the passes. Raises
     ValueError for an unknown strategy, for heads that do not divide among the devices, or weights that do not fit.
@@ -86,14 +69,20 @@ class Roofline:
     # ---- time
 
     def draft(self, arm: str, members: int, counts: Sequence[int], keys: float) -> float:
+        """Seconds to draft for ``members`` requests, of which ``counts[k]`` get a token k. ``keys``: they attend
+        together."""
         products, per_key = self._products[arm], keys * self._per_key[arm] / members
         return sum(products.seconds(n, per_key * n) for n in counts)
 
     def reading(self, arm: str, rows: int, beside: int) -> float:
+        """Seconds that ``rows`` tokens a drafter has missed add to its first pass, over ``beside`` rows; with none
+        beside, a pass of its own."""
         products = self._products[arm]
         return products.seconds(rows + beside, 0.0) - (products.seconds(beside, 0.0) if beside else 0.0)
 
     def verify(self, lengths: ndarray, drafted: ndarray, extra: int = 0, width: int = 0) -> Verified:
+        """A target pass: committed tokens and drafted ones per request ``[B]``, and ``extra`` rows of prompts.
+        ``width``: of the pieces last time; 0 searches anew."""
         drafts, size, charge = drafted.tolist(), len(lengths), self.attention   # short lists sum up faster than arrays
         queries = max(drafts) + 1
         if self.strategy == "padded":       # rows are padded as well
@@ -147,7 +136,7 @@ class Roofline:
 
 
 class Tables:
-    """Costs that were measured: a table per drafter and for "target", on one device that all share.
+    """The same that was measured: a table per drafter and for "target", on one device that all share.
 
     ``overhead``: seconds of a step beside the passes. ``lookups``: drafters that need one pass for a whole draft, and
     read nothing (as in a recording). Attention is in the tables, at the context they were measured with.

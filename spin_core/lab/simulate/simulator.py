@@ -32,13 +32,13 @@ from spin_core.pipeline.schedule import VERIFY
 from spin_core.select.base import NONE, Outcome, RequestView, Scored, Selector
 from spin_core.select.costs import AffineCost, shares
 from spin_core.lab.simulate.recording import Recording
-from spin_core.lab.simulate.costs import PassCosts
+from spin_core.lab.simulate.costs import Roofline, Tables
 from spin_core.lab.simulate.outcome import STEP_FIELDS, Run
 
 RENEW = 8               # steps after which the pieces' width is searched anew
 
 
-def simulate(recording: Recording, costs: PassCosts, policy: Selector | str, *, batch: int = 8,
+def simulate(recording: Recording, costs: Roofline | Tables, policy: Selector | str, *, batch: int = 8,
              micro_batches: int | str = 1, gamma: int = 4, arrivals: Sequence[float] | None = None,
              kv_tokens: int | None = None, capacities: Mapping[str, int] | None = None, events: bool = False,
              by_length: bool = False) -> Run:

@@ -21,8 +21,8 @@ def synthetic(distributions: Mapping[str, Mapping[str, float]], costs: Mapping[s
               tokens: int = 120, spread: float = 20.0, prompt: int = 60, seed: int = 0) -> Recording:
     """A recording of one answer of about ``tokens`` tokens for each workload named in ``order``.
 
-    ``distributions[workload][drafter]``: mean acceptance of a drafted token. Each request draws its own from Beta(mean *
-    spread, (1 - mean) * spread) and accepts every token independently with it. ``costs``: a drafter's pass as a share
+    ``distributions[workload][drafter]``: mean acceptance of a drafted token. Each request draws its own from Beta(mean
+    * spread, (1 - mean) * spread) and accepts every token independently with it. ``costs``: a drafter's pass as a share
     of the target's. A workload that is missing from ``distributions`` raises ValueError.
     """
     if missing := set(order) - set(distributions):

@@ -23,7 +23,8 @@ GREEDY = SamplingParams(max_new_tokens=6)
 
 
 @pytest.mark.parametrize("value, target, holds", [(1.2, ">= 1.1", True), (1.0, ">= 1.1", False), (1.1, ">= 1.1", True),
-                                                  (1.2, "<= 1.35", True), (1.4, "<= 1.35", False), (None, ">= 1", None)])
+                                                  (1.2, "<= 1.35", True), (1.4, "<= 1.35", False),
+                                                   (None, ">= 1", None)])
 def test_a_bar_compares_its_value_with_its_target(value, target, holds):
     assert Bar("a", value, target).holds is holds
 
@@ -78,7 +79,7 @@ def test_a_fixed_drafter_without_its_gamma_is_told_the_form(text, capsys):
         capsys.readouterr().err.replace("\n", " ")
 
 
-@pytest.mark.parametrize("command", ["drafters --figures", "select --record"])
+@pytest.mark.parametrize("command", ["select --record"])
 def test_what_cannot_be_written_is_noticed_before_the_work(command, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(zoo, "load", lambda *args, **options: pytest.fail("it has begun to work"))
     (tmp_path / "file").touch()
@@ -161,7 +162,8 @@ def test_a_ratio_compares_what_both_have_decoded():
 
 
 def test_bars_are_those_of_the_whole_system():
-    here = [contender(peers.BASELINE, 10.0), contender(peers.ASSISTED, 8.0, "a", 2), contender(peers.PLAIN, 16.0, "none", 0),
+    here = [contender(peers.BASELINE, 10.0), contender(peers.ASSISTED, 8.0, "a", 2),
+            contender(peers.PLAIN, 16.0, "none", 0),
             contender(peers.FIXED, 24.0, "a", 2), contender(peers.FIXED, 20.0, "b", 4), contender(peers.SPIN, 24.0)]
     found = {bar.name: bar for bar in peers.bars(here, 1, 0.0)}
     assert {name: round(bar.value, 3) for name, bar in found.items()} == {

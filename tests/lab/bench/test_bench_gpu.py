@@ -18,7 +18,7 @@ from spin_core.lab.simulate.recording import Recording
 from spin_core.lab.simulate.replay import replay
 from spin_core.lab.simulate.profiles import DRAFTERS, TARGETS
 
-POOL = [(replace(TINY, name=name), arm) for name, arm in gpu_system.RECORDED.items()]
+POOL = [(replace(TINY, name=name), arm) for name, arm in gpu_system.recorded(Recording.load()).items()]
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_a_fixed_drafter_takes_the_steps_of_the_recording(recording):
     one.serve(iter(()), lambda: all(r.finished for r in requests))
     steps = [(e.context - len(r.prompt_ids), len(e.drafted), e.accepted)
              for r in requests for e in one.trace.events if e.kind == "step" and e.request == r.id]
-    run = replay(recording, make("fixed:pruned-4L-8k", recording.drafters, gamma=2), batch=1)
+    run = replay(recording, make(f"fixed:{POOL[-1][1]}", recording.drafters, gamma=2), batch=1)
     assert steps == list(zip(run.position.tolist(), run.drafted.tolist(), run.accepted.tolist()))
     assert 0 < run.accepted.sum() < run.drafted.sum()
 
@@ -153,7 +153,7 @@ def test_reading_along_finds_what_was_recorded(recording):
     one.serve(iter(()), lambda: request.finished or len(request.output_ids) >= 8)
     one.drafters["265M"].rollback(request.slot, 0)
     found, = one.drafters["265M"].catch_up([request])
-    arm = recording.arms.index(gpu_system.RECORDED["265M"])
+    arm = recording.arms.index(POOL[1][1])
     first = found.first - len(request.prompt_ids)
     assert len(found.hits) >= 7
     assert found.hits == (recording.accepted[arm, first:first + len(found.hits)] > 0).tolist()

@@ -12,7 +12,8 @@ from spin_core.lab.bench import select_live as bench
 @pytest.fixture(scope="module")
 def report():
     prompts = [[i, 4, i, 5] * (i % 3 + 1) for i in range(6)]
-    return bench.compare(tiny.family(torch.float32), prompts, ["near", "ngram", "ngram+near"], ["spin", "spin-full"], [2, 4], 3,
+    return bench.compare(tiny.family(torch.float32), prompts, ["near", "ngram", "ngram+near"], ["spin", "spin-full"],
+                         [2, 4], 3,
                       2, 12)
 
 
@@ -33,7 +34,8 @@ def test_the_bars_are_the_rows(report):
     best = next(bar for name, bar in bars.items() if "over the best fixed" in name)
     assert best.value == rows["policy spin-full"]["vs_best_fixed"] and best.target == ">= 1.0"
     for name in ("spin", "spin-full", "spin-full, waiting"):
-        assert bars[f"policy {name}: selection and matching, share of a step"].value == rows[f"policy {name}"]["select_share"]
+        assert bars[f"policy {name}: selection and matching, share of a step"].value == \
+            rows[f"policy {name}"]["select_share"]
         assert 0 < rows[f"policy {name}"]["select_share"] < 1
 
 

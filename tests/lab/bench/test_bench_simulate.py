@@ -69,7 +69,8 @@ def test_the_fit_is_made_outside_the_grid():
 
 
 def test_speed_is_measured(monkeypatch):
-    """By a clock that a call moves on by half a second: how fast it is, the benchmark's bar says, alone on a machine."""
+    """By a clock that a call moves on by half a second: how fast it is, the benchmark's bar says, alone on a
+    machine."""
     clock = itertools.count()
     monkeypatch.setattr(bench, "time", SimpleNamespace(perf_counter=lambda: next(clock) / 2))
     rows = bench.speed(6, 1)

@@ -40,7 +40,7 @@ def test_the_floor_by_hand():
 
 
 def arguments(**others) -> Namespace:
-    return Namespace(**{"device": "cpu", "vocab": [300], "batch": [2], "repeats": 1, "tune": False} | others)
+    return Namespace(**{"device": "cpu", "vocab": [300], "batch": [2], "repeats": 1} | others)
 
 
 def test_on_a_cpu():
@@ -85,8 +85,9 @@ def test_the_dense_rule_follows_the_law():
     drafted = q.multinomial(n, replacement=True)
     accepted, last = verify_gpu.dense(p.log().expand(n, 2, 4), q.expand(n, 1, 4), drafted[:, None])
     emitted = torch.where(accepted > 0, drafted, last)
-    assert stats.chisquare(emitted.bincount(minlength=4).numpy(), (p.double() / p.double().sum() * n).numpy()).pvalue > 1e-6
-    assert stats.chisquare(drafted.bincount(minlength=4).numpy(), (p.double() / p.double().sum() * n).numpy()).pvalue < 1e-20
+    expected = (p.double() / p.double().sum() * n).numpy()
+    assert stats.chisquare(emitted.bincount(minlength=4).numpy(), expected).pvalue > 1e-6
+    assert stats.chisquare(drafted.bincount(minlength=4).numpy(), expected).pvalue < 1e-20
 
 
 # ---- bench gpu

@@ -16,7 +16,8 @@ from spin_core.lab.bench.other_attention import PaddedView, VarlenStep
 
 def test_a_padded_view_of_the_cache_gives_the_same_numbers():
     c = case([(30, 5, None), (7, 3, None), (0, 2, None)], poison=0.0)
-    torch.testing.assert_close(PaddedView(c.batch, c.cache).attend(0, c.query, c.scale), c.expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(PaddedView(c.batch, c.cache).attend(0, c.query, c.scale), c.expected, rtol=1e-12,
+                               atol=1e-12)
 
 
 @pytest.mark.gpu

@@ -17,7 +17,8 @@ class LLM:
         assert dtype == "float32" and max_num_seqs == 2
         self.step = speculative_config["num_speculative_tokens"] if speculative_config else 1
     def generate(self, prompts, params, use_tqdm):
-        return [N(outputs=[N(token_ids=[p["prompt_token_ids"][-1] + self.step * k for k in range(params["max_tokens"])])])
+        return [N(outputs=[N(token_ids=[p["prompt_token_ids"][-1] + self.step * k
+                                        for k in range(params["max_tokens"])])])
                 for p in prompts]
 """
 LLAMA = """
@@ -36,7 +37,8 @@ LOOKUP = "def LlamaPromptLookupDecoding(max_ngram_size, num_pred_tokens): return
 def installed(tmp_path, monkeypatch):
     """Stand-ins for the libraries, where a child process finds them."""
     (tmp_path / "llama_cpp").mkdir()
-    for name, text in {"vllm.py": VLLM, "llama_cpp/__init__.py": LLAMA, "llama_cpp/llama_speculative.py": LOOKUP}.items():
+    files = {"vllm.py": VLLM, "llama_cpp/__init__.py": LLAMA, "llama_cpp/llama_speculative.py": LOOKUP}
+    for name, text in files.items():
         (tmp_path / name).write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     return tmp_path

@@ -37,7 +37,8 @@ def test_what_a_selector_learns_of_a_tree_is_its_depth_not_its_nodes():
         def learn(self, outcomes):
             told.extend(outcomes)
 
-    engine = Engine(tiny.family(), selector=Listening(["tree:near:3,1"], gamma=2), max_batch=2, max_len=40, pipeline="off")
+    engine = Engine(tiny.family(), selector=Listening(["tree:near:3,1"], gamma=2), max_batch=2, max_len=40,
+                    pipeline="off")
     engine.generate(PROMPTS[:2], SamplingParams(max_new_tokens=10))
     assert max(o.drafted for o in told) == 2 and max(len(e.drafted) for e in engine.trace.events) == 6
 
@@ -49,7 +50,8 @@ def test_a_pinned_chain_rides_beside_trees_and_sampled_texts_do_not_depend_on_it
     together = [engine.submit(p, q, drafter=d) for p, q, d in zip(PROMPTS, params, [name, "near", name, "ngram"])]
     while any(not r.finished for r in together):
         engine.step()
-    alone = Engine(tiny.family(), name, max_batch=1, max_len=40).generate([PROMPTS[0], PROMPTS[2]], [params[0], params[2]])
+    one = Engine(tiny.family(), name, max_batch=1, max_len=40)
+    alone = one.generate([PROMPTS[0], PROMPTS[2]], [params[0], params[2]])
     assert [together[0].output_ids, together[2].output_ids] == [r.output_ids for r in alone]
 
 

@@ -33,7 +33,8 @@ from spin_core.zoo.table import load_table
 from tests import tiny
 
 RECIPES = {"plain": Recipe(2, 30, 1, 5e-3, form="plain", reads=()), "fed": Recipe(1, 30, 3, 5e-3, reads=(LAST,)),
-           "fed3": Recipe(2, 30, 3, 5e-3, reads=(1, 2, LAST)), "head": Recipe(1, 30, 3, 5e-3, form="eagle3", reads=(1, 2, 4)),
+           "fed3": Recipe(2, 30, 3, 5e-3, reads=(1, 2, LAST)),
+           "head": Recipe(1, 30, 3, 5e-3, form="eagle3", reads=(1, 2, 4)),
            "special": Recipe(1, 30, 3, 5e-3, reads=(LAST,), kind="story"),
            "spire": replace(LADDER["SPIRe"], vocab=30, depth=2, window=10, rate=5e-3)}
 
@@ -115,13 +116,24 @@ def test_the_log_says_what_an_exported_drafter_is_worth(made, family, tmp_path, 
     export(family, made, name, tmp_path, int8=False, tell=lambda line: None)
     drafter = load_pruned(tmp_path / f"{name}.safetensors", family.target, family.vocab_size)
     held = train._fixed(made / "fixed.pt", None, family)["held"]
-    shard = corpus.Shard.build([t.tokens[:t.prompt].tolist() for t in held], [t.tokens[t.prompt:].tolist() for t in held],
+    shard = corpus.Shard.build([t.tokens[:t.prompt].tolist() for t in held],
+                               [t.tokens[t.prompt:].tolist() for t in held],
                                [0.0] * len(held))
     scores = score(drafter.model, drafter.ids, family.target, shard, states_of(family, shard, drafter))
     last = json.loads((tmp_path / f"{name}.json").read_text())["log"][-1]
     assert last["held_out_tokens_per_verification"] == pytest.approx(tokens_per_verification(scores, 4), abs=.02)
     overlaps = [value for s in scores for value in s.overlap]
     assert last["held_out_overlap"] == pytest.approx(sum(overlaps) / len(overlaps), abs=.01)
+
+
+def test_the_command_exports_any_checkpoint(made, family, tmp_path, monkeypatch, capsys):
+    """Whatever it is called: a checkpoint knows its recipe."""
+    monkeypatch.setattr(zoo, "load", lambda *args, **options: family)
+    command = ["distill", "--export", str(tmp_path), "--out", str(made)]
+    assert main([*command, "--drafter", "fed"]) == 0 and [p.stem for p in tmp_path.glob("*.safetensors")] == ["fed"]
+    assert main(command) == 0 and {p.stem for p in tmp_path.glob("*.safetensors")} >= set(RECIPES)
+    assert main([*command, "--drafter", "absent"]) == 2
+    assert f"no checkpoint of absent in {made}" in capsys.readouterr().err
 
 
 def test_a_head_is_written_for_other_libraries_too(made, family, tmp_path):
@@ -263,7 +275,8 @@ def test_batch_decoding_is_greedy_decoding(family):
 
 
 def test_batch_decoding_samples_the_law(family):
-    """Two thousand first tokens against the target's distribution: a chi-square far below what a wrong temperature gives."""
+    """Two thousand first tokens against the target's distribution: a chi-square far below what a wrong temperature
+    gives."""
     decoder = BatchDecoder(family.target, family.vocab_size, family.stop_ids)
     first = [answer[0] for answer in decoder([[5, 9, 11]] * 2000, [.7] * 2000, 1, torch.Generator().manual_seed(1))]
     distribution = (tiny.logits(family.target, [5, 9, 11])[-1] / .7).softmax(-1) * 2000

@@ -1,4 +1,5 @@
-"""The trainer's parts: plain functions compute what the served models do, the loss is its definition, states survive."""
+"""The trainer's parts: plain functions compute what the served models do, the loss is its definition, states
+survive."""
 
 from __future__ import annotations
 
@@ -85,7 +86,8 @@ def test_reader_reads_what_the_target_computes(family):
     expected = torch.cat([out.hidden_states[0], out.hidden_states[2], kept[0], out.last_hidden_state], -1)
     torch.testing.assert_close(reader.states(tokens), expected, rtol=1e-4, atol=1e-4)
     logits = family.target(tokens).logits[0]
-    torch.testing.assert_close(reader.log_z(out.last_hidden_state[0]), logits.logsumexp(-1).detach(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(reader.log_z(out.last_hidden_state[0]), logits.logsumexp(-1).detach(), rtol=1e-4,
+                               atol=1e-4)
 
 
 @pytest.mark.parametrize("overlap, hard", [(.5, False), (0.0, False), (.9, False), (0.0, True), (.3, True)])
@@ -135,7 +137,8 @@ def test_kinds(text, kind):
 
 @pytest.mark.parametrize("kind, categories, least", [
     ("code", {"code", "coding"}, .7), ("facts", {"math", "maths", "translate"}, .7),
-    ("story", {"story", "character", "coach", "critic", "expert", "game", "guide", "helper", "historical", "interviewer",
+    ("story", {"story", "character", "coach", "critic", "expert", "game", "guide", "helper", "historical",
+               "interviewer",
                "professional", "teacher", "writer"}, .8)])
 def test_kinds_are_those_of_the_workloads_categories(kind, categories, least):
     """On the test split, which the rules were not written from."""

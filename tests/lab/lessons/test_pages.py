@@ -99,7 +99,7 @@ def test_epochs_are_those_of_spin_and_other_policies_have_none(stepped):
 
 
 def test_the_stepper_shows_what_an_engine_served(stepped):
-    from spin_core.select import watch
+    from spin_core.lab.explain import watch
 
     engine = tiny.Engine(tiny.family(), selector="spin", max_batch=2)
     steps = watch(engine.selection.selector)

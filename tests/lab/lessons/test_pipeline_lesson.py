@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import warnings
 
 import matplotlib
@@ -29,13 +30,13 @@ def words(figure) -> str:
 TURNS, BESIDE = simulate([1.0], [2.0], 2, overlap=False), simulate([0.5] * 2, [1.0] * 2, 2)
 CLIMB = [Decision(0, 1, "start with one", {}), Decision(1, 2, "try one more", {1: 9.0}),
          Decision(2, 1, "more is worse", {1: 9.0, 2: 7.0})]
+GOODPUT = {s: dict(goodput=9.0 - i, low=8.0 - i, high=10.0) for i, s in enumerate(("off", 1, 2, "auto"))}
 FIGURES = {
     "gantt": lambda: plots.gantt({"turns": TURNS, "beside": BESIDE}, title="t"),
     "idle gantt": lambda: plots.gantt({"idle": BESIDE.between(50, 51)}),
-    "microbatches": lambda: plots.microbatches([1, 2], ([9, 8], [8, 7], [10, 9]), 9.5, {"m": [1, 1.2]}, {1: 1, 4: 1.29},
-                                               chosen=[1]),
-    "nothing published": lambda: plots.microbatches([1], ([9], [8], [10]), 9.5, {"m": [1]}, {}),
-    "heuristic": lambda: plots.heuristic(CLIMB, "a model", {1: 1.0, 2: 0.8}, 0.99),
+    "microbatches": lambda: plots.microbatches(GOODPUT, {"m": {1: 1.0, 2: 1.2}}, {1: 1, 4: 1.29}, GOODPUT),
+    "nothing published": lambda: plots.microbatches(GOODPUT, {"m": {1: 1.0}}, {}),
+    "heuristic": lambda: plots.heuristic(CLIMB, "a model"),
 }
 
 
@@ -50,6 +51,19 @@ def test_the_chart_prints_busy_shares_and_efficiency():
     said = words(FIGURES["gantt"]())
     assert "33% busy" in said and "67% busy" in said and "overlap efficiency 67%" in said
     assert f"overlap efficiency {BESIDE.efficiency:.0%}" in said and "bubble: the stage waits" in said
+
+
+def test_what_the_benchmark_stored_is_read(tmp_path):
+    assert lesson.stored_counts(tmp_path) is None
+    rows = [{"what": "picking", "micro_batches": m, "goodput": 9.0, "low": 8.0, "high": 9.5} for m in ("off", 1, 2)]
+    rows += [{"what": "compared", "micro_batches": m, "goodput": 7.0, "low": 6.0, "high": 7.5} for m in ("off", "auto")]
+    rows += [{"what": "stage", "stage": s, "threads": 2, "seconds": t, "fixed": 0.0} for s, t in (("draft", 1.0), ("verify", 2.0))]
+    (tmp_path / "data/box").mkdir(parents=True)
+    (tmp_path / "data/box/pipeline.json").write_text(json.dumps({"name": "pipeline", "date": "2026", "cpu": "box", "rows": rows}))
+    goodput, stages, origin = lesson.stored_counts(tmp_path)
+    assert goodput["off"]["goodput"] == 9 and goodput["auto"]["goodput"] == 7 and origin["cpu"] == "box"
+    lines = lesson.modelled(stages, [1, 2])
+    assert lines["a device per stage"] == {1: 1.0, 2: 1.5} and lines["half the cores per stage"][1] == 1
 
 
 def test_the_longest_climb_is_shown():

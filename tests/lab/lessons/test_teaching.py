@@ -11,7 +11,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from spin_core.lab import lessons
 from spin_core.lab.lessons import buttons, slides, solutions
-from spin_core.provenance import ROOT
+from spin_core.lab.provenance import ROOT
 
 SLIDE = {"tags": ["slide"]}
 TEACHING = (ROOT / "notebooks" / "TEACHING.md").read_text("utf-8")

@@ -68,12 +68,7 @@ def test_findings_on_width_are_read_off_the_numbers():
     def runs(*lengths: int) -> list[list[Event]]:
         return [[Event("step", 0.0, 0, emitted=[0] * n, accepted=n - 1) for n in lengths]]
 
-    few = trees.what_width_brought("sampled", {1: runs(1, 3), 5: runs(1, 2, 2, 3)})
-    assert few == ("sampled: 2.00 with 1, 2.00 with 5: +0.00 ± 1.08 in 4 verifications, within the noise; the wide level was "
-                   "reached by 25% of them. Published: 1.79 to 2.38")
-    many = {1: runs(*[1, 2] * 200), 5: runs(*[2, 3] * 200)}
-    assert "a gain; the wide level was reached by 50%" in trees.what_width_brought("greedy", many)
-    assert "-1.00 ± 0.04 in 400 verifications, a loss" in trees.what_width_brought("greedy", {1: many[5], 5: many[1]})
+    assert trees.tokens_per_verification(runs(1, 3) + runs(2)).value == 2
     assert trees.what_width_cost({1: {1: 10.0, 5: 15.0}, 4: {1: 9.0, 5: 6.0}}, {1: 1.5, 5: 1.8}).splitlines() == [
         "batch 1: width 1 is the fastest; with 5 children a step takes 1.80 times as long as with 1, for 1.20 times the tokens",
         "batch 4: width 5 is the fastest; with 5 children a step takes 0.80 times as long as with 1, for 1.20 times the tokens"]
@@ -83,9 +78,15 @@ def test_width_is_worth_more_where_later_guesses_are_right():
     good, poor = (trees.tokens_by_nodes(trees.by_rank(match), [1, 8]) for match in ((.5, .8, .9), (.5, .55, .56)))
     assert good["chain"] == poor["chain"] and good["chain"][0] == good["best tree"][0] == 1.5
     assert good["best tree"][1] > poor["best tree"][1] > poor["chain"][1]
-    rates, points, origin = trees.stored_width("pruned-4L-8k")
-    assert len(rates) == 5 and origin["commit"] and all(tokens > 1 for tokens in points.values())
-    assert "the best tree" in "".join(words(plots.width([1, 8], {"A": good, "B": poor}, points)))
+    known = trees.recorded()
+    assert len(known.match["greedy"][known.drafter]) == 5 and known.origin["commit"]
+    assert known.best and all(tokens > 1 for tokens in known.best.values()) and known.cost and known.tau["greedy"]
+    assert "the best tree" in "".join(words(plots.width([1, 8], {"A": good, "B": poor}, known.best)))
+
+
+def test_without_a_stored_measurement_the_command_is_named(tmp_path):
+    with pytest.raises(ValueError, match="bench trees --json"):
+        trees.recorded(tmp_path)
 
 
 def test_a_sibling_rescues_what_a_chain_would_lose():
@@ -96,9 +97,9 @@ def test_a_sibling_rescues_what_a_chain_would_lose():
 
 
 def test_the_tables_and_the_map_are_drawn():
-    rates = {distribution: {"a": [0.3, 0.4, 0.5, 0.5, 0.6]} for distribution in ("greedy", "sampled")}
-    tau = {distribution: {1: 1.5, 3: 1.6} for distribution in rates}
-    figure = plots.tables(rates, tau, {distribution: [0.5] * 5 for distribution in rates}, {distribution: {1: 2.0, 5: 3.0} for distribution in rates})
+    ways, some = ("greedy", "sampled"), trees.Estimate(0.5, 0.4, 0.6)
+    rates, tau = {way: {"a": [some] * 5} for way in ways}, {way: {1: trees.Estimate(1.5, None, None), 3: some} for way in ways}
+    figure = plots.tables(rates, tau, {way: [0.5] * 5 for way in ways}, {way: {1: 2.0, 5: 3.0} for way in ways}, (rates, tau))
     assert {"a, measured", "SpecInfer, published"} <= set(words(figure))
     shown = words(plots.latency({1: {1: 20.0, 3: 15.0}, 8: {1: 10.0, 3: 13.0}}))
     assert {"0.75\n15 ms", "1.30\n13 ms", "1.00\n20 ms"} <= set(shown)
@@ -124,7 +125,7 @@ def test_the_editor_redraws_for_every_control_and_answers_nonsense_in_words(engi
     shape.value = "two"
     assert len(drawn) == before and "tree shape" in panel.sign.value
     shape.value = "2"
-    assert "tokens per verification" in said.value and panel.sign.value == ""
+    assert "tokens per verification" in said.value and panel.sign.value == panel.quiet
 
 
 def test_the_stepper_draws():

@@ -53,7 +53,7 @@ FIGURES = {
     "reads": (lambda: verify_kernel.reads([(2, 1), (0, 0)], [[1, 2.03, 0], [1]], [[0.0005, 1.03], []]),
               ["1×", "2×", "•", "2 drafted, 1 accepted"]),
     "reads of nothing drafted": (lambda: verify_kernel.reads([(0, 0)], [[1]], [[]]), ["0 drafted, 0 accepted"]),
-    "bias": (lambda: verify_kernel.bias({"good": (1e-17, 0.5), "bad": (0.25, 1.0)}), ["0: lossless", "0.250", "0.50"]),
+    "bias": (lambda: verify_kernel.bias({"good": (1e-17, 0.5), "bad": (0.25, 1.0)}), ["0.000", "0.250", "0.50", "1 of 2 are biased (red)"]),
     "times without a GPU": (lambda: verify_kernel.times(CPU, ["9 × 1", "9 × 8"], {}), ["loop", "9 × 8"]),
     "times": (lambda: verify_kernel.times(CPU, ["9 × 1", "9 × 8"], {"kernel": (["a", "b"], [1.2, None])}), ["kernel"]),
 }

@@ -16,7 +16,8 @@ LENGTHS, DRAFTED = np.array([40, 120, 300, 80]), np.full(4, 4)
 
 
 def costs(name: str, strategy: str = "decomposed", target: str = "LLaMA-7B", card: str = "V100-32GB"):
-    return HYPOTHESES[name](TARGETS[target], DRAFTERS, HARDWARE[card], strategy=strategy, devices=TENSOR_PARALLEL[target])
+    return HYPOTHESES[name](TARGETS[target], DRAFTERS, HARDWARE[card], strategy=strategy,
+                            devices=TENSOR_PARALLEL[target])
 
 
 def test_the_first_hypothesis_is_todays_model():

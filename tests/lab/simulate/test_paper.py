@@ -75,8 +75,8 @@ def test_figures_are_drawn_from_numbers():
     assert [t.get_text() for t in ladder.axes[1].texts] == ["20 ms", "500 ms"]
     gains = plots.microbatches({"a": {1: 1, 2: 1.2}}, {"b": {1: 1, 2: 1.8}}, {4: 1.29}, {"CP": 3})
     assert gains.axes[0].get_ylim()[1] > 1.8
-    case = {"name": "n", "best": 2, "chosen": 1, "right": 0.9, "share": 0.8}
-    assert [t.get_text() for t in plots.microbatch_heuristic([case]).axes[1].texts] == ["0.90", "0.80"]
+    case = {"name": "n", "best": 2, "chosen": 1, "share": 0.8}
+    assert [t.get_text() for t in plots.microbatch_heuristic([case]).axes[0].texts] == ["0.80"]
 
 
 @pytest.mark.parametrize("policy, groups", [("spin", 2), ("none", 1), ("68M", 8)])
@@ -98,11 +98,13 @@ def test_the_ladder_of_a_hypothesis_is_drawn_beside_the_published_one():
     assert "LLaMA-7B on V100-32GB, batch 4, CP; vanilla" in figure.axes[0].get_title(loc="left")
     assert "keeps no cache" in figure.axes[0].get_title(loc="left")
     assert [text.get_text() for text in figure.axes[0].texts][:3] == ["1.45", "1.81", "1.99"]
-    assert "does not fit" in widgets.ladder_picture("fp32", "V100-16GB", 4, "CP", requests=6).axes[0].get_title(loc="left")
+    picture = widgets.ladder_picture("fp32", "V100-16GB", 4, "CP", requests=6)
+    assert "does not fit" in picture.axes[0].get_title(loc="left")
 
 
 def test_hypotheses_are_drawn_beside_what_is_published():
-    table = {"a": {"x": {"ratio": 2.0, "scored": True, "published": 3}}, "b": {"x": {"ratio": None, "scored": True, "published": 1}},
+    table = {"a": {"x": {"ratio": 2.0, "scored": True, "published": 3}},
+             "b": {"x": {"ratio": None, "scored": True, "published": 1}},
              "c": {"x": {"ratio": 1.0, "scored": False, "published": 1}}}
     panel = plots.verdict(table, ["x"]).axes[0]
     assert [label.get_text() for label in panel.get_yticklabels()] == ["a: 3", "b: 1"]
@@ -158,7 +160,8 @@ def test_at_large_batches_weighing_sets_beats_choosing_alone_and_both_beat_no_dr
     assert rates["spin-full"] > 1.02 * rates["spin"]
 
 
-RATES = {"ours, plain": 8, "ours, vanilla": 10, "+ selection": 11, "+ decomposition": 12, "ours, SPIN": 13, "ours, fixed": 12}
+RATES = {"ours, plain": 8, "ours, vanilla": 10, "+ selection": 11, "+ decomposition": 12,
+         "ours, SPIN": 13, "ours, fixed": 12}
 
 
 def put(folder, path: str, name: str, rows: list[dict], **about) -> None:
@@ -205,13 +208,32 @@ def test_of_an_unfinished_run_what_is_there_is_shown(tmp_path, rows, systems, la
     assert len(shown) == len(found.over("plain"))
 
 
+def test_the_gain_by_batch_is_read_and_drawn(tmp_path):
+    assert lesson.gain_by_batch(tmp_path) is None
+    rows = [{"contender": name, "temperature": t, "batch": b, "tokens_per_s": rate, "over_plain": gain, "over_plain_low": low,
+             "over_plain_high": gain} for t in (0.0, 1.0) for name, b, rate, gain, low in (
+                 ("ours, plain", 1, 10, 1, 1), ("ours, plain", 8, 40, 1, 1), ("ours, plain", 16, 45, 1, 1),
+                 ("ours, SPIN", 1, 15, 1.5, 1.4), ("ours, SPIN", 8, 44, 1.1, 0.9), ("ours, SPIN", 16, 45, 1.0, None))]
+    put(tmp_path, "box/plain.json", "plain", rows)
+    gains, step, _ = lesson.gain_by_batch(tmp_path)
+    assert step == {1: .1, 8: .2, 16: pytest.approx(16 / 45)} and gains[1.0][8]["over_plain"] == 1.1
+    ridge = lesson.ridge(step)          # the line through the last two meets 0.1 s there
+    assert .2 + (step[16] - .2) / 8 * (ridge - 8) == pytest.approx(.1)
+    titles = [a.get_title(loc="left") for a in plots.gain_by_batch(gains, step, ridge).axes]
+    assert titles == ["Speculation surely pays up to batch 1", f"The ridge: {ridge:.1f} rows"]
+
+
 def test_the_system_section_of_bench_gpu_is_read(tmp_path):
-    rungs = {"ours, plain": 40.0, "ours, vanilla": 50.0, "+ selection": 45.0, "+ decomposition": 60.0, "+ pipeline": 66.0}
+    rungs = {"ours, plain": 40.0, "ours, vanilla": 50.0, "+ selection": 45.0, "+ decomposition": 60.0,
+             "+ pipeline": 66.0}
     put(tmp_path, "card/gpu.json", "gpu", gpu="G", rows=[
-        *({"section": "system", "batch": b, "rung": r, "tokens_per_s": b * rate} for b in (1, 8) for r, rate in rungs.items()),
-        {"section": "system", "batch": 32, "rung": "ours, plain", "tokens_per_s": 900.0}, {"section": "verify", "batch": 8}])
+        *({"section": "system", "batch": b, "rung": r, "tokens_per_s": b * rate}
+          for b in (1, 8) for r, rate in rungs.items()),
+        {"section": "system", "batch": 32, "rung": "ours, plain", "tokens_per_s": 900.0},
+        {"section": "verify", "batch": 8}])
     one, eight, started = found = lesson.recorded(tmp_path)
-    assert [o.batch for o in found] == [1, 8, 32] and eight.name == "LLaMA-7B shape, card" and eight.origin == {"gpu": "G"}
+    assert [o.batch for o in found] == [1, 8, 32]
+    assert eight.name == "LLaMA-7B shape, card" and eight.origin == {"gpu": "G"}
     assert eight.over("plain") == pytest.approx(
         {"plain": 1, "vanilla": 1.25, "+ selection": 1.125, "+ decomposition": 1.5, "+ pipeline": 1.65})
     assert started.over("plain") == {"plain": 1} and started.over("vanilla") == {} == started.systems()

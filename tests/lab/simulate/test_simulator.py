@@ -37,7 +37,8 @@ def assert_sound(run, rec, batch: int, kv_tokens: int | None = None) -> None:
     """Everybody was served whole, in order of arrival, within every limit; no device did two things at
     once."""
     assert run.tokens == rec.lengths.sum()
-    assert np.isfinite(run.finished).all() and (run.admitted >= run.arrived).all() and (run.finished > run.admitted).all()
+    assert np.isfinite(run.finished).all() and (run.admitted >= run.arrived).all()
+    assert (run.finished > run.admitted).all()
     s = run.steps
     edges = np.concatenate([run.admitted, run.finished])
     order = np.lexsort((np.repeat([1, -1], len(rec)), edges))       # who leaves at a moment makes room at once

@@ -15,7 +15,8 @@ from spin_core.lab.lessons.panel import Work
 from spin_core.lab.simulate.oracle import Prices
 from spin_core.lab.simulate.recording import Recording
 from spin_core.lab.simulate.replay import replay
-from spin_core.select import NONE, Explanation, make, watch
+from spin_core.lab.explain import Explanation, watch
+from spin_core.select import NONE, make
 from spin_core.select.matching import match
 
 READY, FOUND = 1, 2             # bits of a cell's flags

@@ -2,56 +2,37 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-import torch
-
-from spin_core.engine import Engine
-from spin_core.lab.bench.pipeline import full_batch
+from spin_core.lab.bench.pipeline import Stage
+from spin_core.lab.results.stored import stored
 from spin_core.lab.simulate.micro_batches import split_time
 from spin_core.pipeline.reference import simulate, steady
-from spin_core.request import SamplingParams
 
 
-@dataclass(frozen=True)
-class Stage:
-    """What a stage takes for the whole batch, in seconds, and which share of that does not shrink with the batch."""
-
-    seconds: float
-    fixed: float
-
-
-def stages(family, prompts: Sequence, params: SamplingParams, *, threads: int, gamma: int = 4) -> tuple[Stage, Stage]:
-    """Drafting and verifying with ``threads`` threads, measured at the whole batch and at half of it.
-
-    A line through both gives the share that is fixed: t(B) = a + b B, fixed = a / t(B).
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        whole, half = (_times(family, prompts[:n], params, gamma) for n in (len(prompts), len(prompts) // 2))
-    finally:
-        torch.set_num_threads(before)
-    return tuple(Stage(w, min(1.0, max(0.0, 2 * h / w - 1))) for w, h in zip(whole, half))
+def stored_counts(directory: str | Path | None = None) -> tuple[dict, dict[int, tuple[Stage, Stage]], dict] | None:
+    """What ``bench pipeline`` measured last: goodput with its lowest and highest run by setting ("off", counts, "auto"),
+    drafting and verifying by number of threads, and the provenance. None where no machine has stored it."""
+    found = max(stored("pipeline", directory=directory), key=lambda one: one.origin.get("date") or "", default=None)
+    if found is None:
+        return None
+    goodput = {row["micro_batches"]: row for what in ("compared", "picking") for row in found.rows if row["what"] == what}
+    times: dict[int, list[Stage]] = {}
+    for row in found.rows:
+        if row["what"] == "stage":
+            times.setdefault(row["threads"], []).append(Stage(row["seconds"], row["fixed"]))
+    return goodput, {threads: tuple(pair) for threads, pair in times.items()}, found.origin
 
 
-def _times(family, prompts: Sequence, params: SamplingParams, gamma: int) -> tuple[float, float]:
-    """Median seconds of a draft and of a verification while all of ``prompts`` decode."""
-    engine = Engine(family, next(iter(family.drafters)), gamma, max_batch=len(prompts), max_len=1024)
-    engine.generate(prompts, params)
-    steps = {e.step: e for e in full_batch(engine.trace.events, len(prompts))}.values()
-    return (statistics.median(e.draft_seconds for e in steps),
-            statistics.median(e.target_seconds + e.verify_seconds for e in steps))
-
-
-def modelled(draft: Stage, verify: Stage, counts: Sequence[int], turns: float, *, refill: bool = False) -> list[float]:
-    """What the schedule makes of these stages at each count, relative to a round of ``turns`` seconds.
-
-    The pipeline goes on across the borders of rounds, or with ``refill`` runs empty at each.
-    """
-    return [turns / round_seconds(draft, verify, m, refill) for m in counts]
+def modelled(stages: Mapping[int, tuple[Stage, Stage]], counts: Sequence[int]) -> dict[str, dict[int, float]]:
+    """What the schedule makes of drafting and verifying, ``stages`` by number of threads (all and half of them), at each
+    count, relative to taking turns with all. "refilled": the pipeline runs empty at the end of every round."""
+    whole, half = stages[max(stages)], stages[min(stages)]
+    turns = sum(stage.seconds for stage in whole)
+    lines = {name: {m: turns / round_seconds(*pair, m, refill) for m in counts} for name, pair, refill in (
+        ("a device per stage", whole, False), ("the same, refilled", whole, True), ("half the cores per stage", half, False))}
+    return lines | {"half the cores per stage": lines["half the cores per stage"] | {1: 1.0}}     # one alone has all cores
 
 
 def round_seconds(draft: Stage, verify: Stage, count: int, refill: bool) -> float:

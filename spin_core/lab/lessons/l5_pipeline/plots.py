@@ -9,13 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from spin_core.lab.lessons.look import BLUE, GREEN, GREY, INK, ORANGE, RED, SKY, canvas, styled, tint
+from spin_core.lab.lessons.look import (
+    BLUE, GREEN, GREY, HOLLOW, INK, ORANGE, RED, SKY, canvas, legend_below, styled, tint)
 from spin_core.pipeline.heuristic import Decision
 from spin_core.pipeline.schedule import DRAFT, STAGES, VERIFY, Schedule
 
 COLOURS = {DRAFT: ORANGE, VERIFY: BLUE}
-Spread = tuple[Sequence[float], Sequence[float], Sequence[float]]
-"""Medians, lowest and highest."""
 
 
 @styled
@@ -67,70 +66,58 @@ def lane(ax: Axes, schedule: Schedule, stage: str, y: float) -> None:
 
 
 @styled
-def microbatches(counts: Sequence[int], measured: Spread, sequential: float, modelled: Mapping[str, Sequence[float]],
-                 published: Mapping[int, float], *, chosen: Sequence[int] = ()) -> Figure:
-    """Goodput by number of micro-batches: here in tokens per second, and against one micro-batch.
-
-    ``sequential`` is the engine without a pipeline; ``modelled`` are curves relative to it, ``published`` points
-    relative to one micro-batch. ``chosen`` are the heuristic's counts.
-    """
-    figure, (left, right) = canvas(3.9, 1, 2)
-    median, low, high = (np.asarray(v, float) for v in measured)
-    x = np.arange(len(counts))
-    left.bar(x, median, 0.62, color=[tint(GREEN, 0.9) if c in chosen else tint(BLUE, 0.45) for c in counts])
-    spread = np.clip([median - low, high - median], 0, None)
-    left.errorbar(x, median, spread, fmt="none", color=INK, capsize=3, linewidth=1.1)
-    left.axhline(sequential, color=GREY, linestyle="--", linewidth=1.4)
-    left.set(xlabel="micro-batches", ylabel="tokens per second", ylim=(0, max(high.max(), sequential) * 1.24))
-    left.set_xticks(x, counts)
+def microbatches(goodput: Mapping[int | str, Mapping], modelled: Mapping[str, Mapping[int, float]],
+                 published: Mapping[int, float], here: Mapping[int | str, Mapping] | None = None) -> Figure:
+    """Left: goodput by number of micro-batches, "off" and "auto" included: rows with "goodput", "low" and "high" in
+    tokens per second. Right: relative to "off", with ``modelled`` and ``published`` curves. ``here``: such rows of the
+    reader's own run, as hollow marks."""
+    figure, (left, right) = canvas(4.1, 1, 2)
+    counts = sorted(c for c in goodput if isinstance(c, int))
+    shown = ["off", *counts, "auto"]
+    x = np.arange(len(shown))
+    middle, low, high = np.array([[goodput[s][key] for s in shown] for key in ("goodput", "low", "high")])
+    left.bar(x, middle, 0.62, color=[tint(GREEN, 0.9) if s == "auto" else tint(BLUE, 0.45) for s in shown])
+    left.errorbar(x, middle, np.clip([middle - low, high - middle], 0, None), fmt="none", color=INK, capsize=3,
+                  linewidth=1.1)
+    for at, setting in zip(x, shown):
+        if here and setting in here:
+            left.plot(at + 0.2, here[setting]["goodput"], **HOLLOW)
+    left.set(xlabel="micro-batches (auto: the heuristic chooses)", ylabel="tokens per second", ylim=(0, None),
+             xticks=x, xticklabels=shown)
     left.grid(axis="x", visible=False)
-    left.legend(handles=[*([Patch(color=tint(GREEN, 0.9), label="the heuristic's choice")] if chosen else []),
-                         left.lines[-1]], loc="upper right",
-                labels=[*(["the heuristic's choice"] if chosen else []), "no pipeline (all cores take turns)"])
-    left.set_title("Measured here")
-    top = max([1.35, *(max(v) for v in modelled.values()), *(median / sequential)])
-    for (name, values), colour, dash in zip(modelled.items(), (BLUE, SKY, ORANGE, GREY), ("-", "-.", "--", ":")):
-        right.plot(counts, values, dash, color=colour, label=f"modelled: {name}")
-    right.plot(counts, median / sequential, "o", color=GREEN, markeredgecolor="white", label="measured here")
-    if published:
-        right.plot(list(published), list(published.values()), "*", color=RED, markersize=13,
-                   label="published, Alpaca (V100s)")
+    best = max(counts, key=lambda c: goodput[c]["goodput"])
+    left.set_title(f"Of the fixed numbers {best} is the fastest")
+    for (name, line), colour, dash in zip(modelled.items(), (BLUE, SKY, ORANGE, GREY), ("-", "-.", "--", ":")):
+        right.plot(list(line), list(line.values()), dash, color=colour, label=f"modelled: {name}")
+    filled = HOLLOW | {"color": GREEN, "markerfacecolor": GREEN}
+    for rows, label, marks in ((goodput, "measured", filled), (here or {}, "this run", HOLLOW)):
+        known = [c for c in counts if c in rows]
+        right.plot(known, [rows[c]["goodput"] / rows["off"]["goodput"] for c in known], label=label if known else None, **marks)
+    right.plot(list(published), list(published.values()), "*", color=RED, markersize=13,
+               label="published, Alpaca (V100s)")
     right.axhline(1, color=GREY, linewidth=1, linestyle=":")
-    right.set(xlabel="micro-batches", ylabel="goodput / taking turns", ylim=(0, top * 1.6))
-    right.set_xticks(sorted({*counts, *published}))
-    right.legend(loc="upper right")
+    right.set(xlabel="micro-batches", ylabel="goodput / taking turns", xticks=sorted({*counts, *published}))
+    right.set_ylim(bottom=0)
+    legend_below(figure, right, ncols=4)
     right.set_title("Against taking turns")
     return figure
 
 
 @styled
-def heuristic(climb: Sequence[Decision], source: str, fixed: Mapping[int, float], auto: float) -> Figure:
-    """Left: a climb, what the heuristic measured at each count and the one that it chose, modelled by ``source``. Right:
-    its goodput on this machine beside every fixed count's, ``fixed`` and ``auto``, relative to the best of these.
-
-    ``climb``: decisions, the last of them the choice. Raises ValueError if there are none.
-    """
+def heuristic(climb: Sequence[Decision], source: str) -> Figure:
+    """A climb: what the heuristic measured at each count, and the one that it chose. ``climb``: decisions, the last of
+    them the choice; ``source``: where they were made. Raises ValueError if there are none."""
     if not climb or not climb[-1].throughput:
         raise ValueError("heuristic: needs a decision, and what was measured before it")
-    figure, (left, right) = canvas(3.4, 1, 2, width_ratios=[1.2, 1])
+    figure, ax = canvas(3.0)
     last = climb[-1]
     counts, rates = zip(*sorted(last.throughput.items()))
-    left.plot(counts, rates, "-o", color=BLUE)
-    left.plot([last.count], [last.throughput[last.count]], "o", markersize=15, markerfacecolor="none",
-              markeredgecolor=GREEN, markeredgewidth=2.5)
+    ax.plot(counts, rates, "-o", color=BLUE)
+    ax.plot([last.count], [last.throughput[last.count]], "o", markersize=15, markerfacecolor="none",
+            markeredgecolor=GREEN, markeredgewidth=2.5)
     for count, rate in zip(counts, rates):
-        left.annotate(f"{rate:,.0f}", (count, rate), (10, -14), textcoords="offset points", size=9.5)
-    left.set(xlabel=f"micro-batches ({source})", ylabel="verified requests per second", ylim=(0, max(rates) * 1.25),
-             xlim=(min(counts) - 0.4, max(counts) + 0.6))
-    left.set_xticks(counts)
-    left.set_title(f"Where it pays it climbs: {last.count} chosen, {last.throughput[last.count] / rates[0]:.2f}× of one")
-    best = max(fixed, key=fixed.get)
-    names, values = [*map(str, fixed), "heuristic"], [*fixed.values(), auto]
-    right.barh(np.arange(len(names))[::-1], values, 0.62, color=[tint(BLUE, 0.45)] * len(fixed) + [tint(GREEN, 0.9)])
-    for y, value in zip(range(len(names))[::-1], values):
-        right.text(value + 0.015, y, f"{value:.2f}", va="center", fontsize=10)
-    right.set_yticks(np.arange(len(names))[::-1], names)
-    right.set(xlabel="goodput / best fixed count (measured here)", ylabel="micro-batches", xlim=(0, max(values) * 1.16))
-    right.grid(axis="y", visible=False)
-    right.set_title(f"Here {best} is the best")
+        ax.annotate(f"{rate:,.0f}", (count, rate), (10, -14), textcoords="offset points", size=9.5)
+    ax.set(xlabel=f"micro-batches ({source})", ylabel="verified requests per second", ylim=(0, max(rates) * 1.25),
+           xlim=(min(counts) - 0.4, max(counts) + 0.6), xticks=counts)
+    ax.set_title(f"Where it pays it climbs: {last.count} chosen, {last.throughput[last.count] / rates[0]:.2f}× of one")
     return figure

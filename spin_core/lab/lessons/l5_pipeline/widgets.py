@@ -17,13 +17,14 @@ ROUNDS = 3
 
 def overlap(draft: float = 20.0, verify: float = 40.0, fixed: float = 0.3, count: int = 2) -> Panel:
     """Sliders for both stages' milliseconds, the share of a pass that does not shrink with the batch, and the count."""
-    def slider(name: str, value: float, most: float, step: float) -> FloatSlider:
-        return FloatSlider(value, min=step if most > 1 else 0, max=most, step=step, description=name,
+    def slider(name: str, value: float, most: float, step: float, tip: str) -> FloatSlider:
+        return FloatSlider(value, min=step if most > 1 else 0, max=most, step=step, description=name, tooltip=tip,
                            continuous_update=False)
 
-    d, v = slider("drafting, ms", draft, 100, 1), slider("verifying, ms", verify, 100, 1)
-    f = slider("fixed share of a pass", fixed, 1, 0.05)
-    m = IntSlider(count, 1, 9, description="micro-batches", continuous_update=False)
+    d = slider("drafting, ms", draft, 100, 1, "of the whole batch")
+    v = slider("verifying, ms", verify, 100, 1, "of the whole batch")
+    f = slider("fixed share of a pass", fixed, 1, 0.05, "what does not shrink when the batch is cut")
+    m = IntSlider(count, 1, 9, description="micro-batches", tooltip="parts of the batch", continuous_update=False)
 
     def draw() -> Figure:
         def schedule(groups: int, beside: bool):
@@ -32,9 +33,9 @@ def overlap(draft: float = 20.0, verify: float = 40.0, fixed: float = 0.3, count
 
         return plots.gantt({"taking turns": schedule(1, False),
                             f"pipeline, {m.value} micro-batches": schedule(m.value, True)},
-                           title=f"{ROUNDS} rounds, simulated")
+                           title=f"{ROUNDS} rounds")
 
-    return Panel([d, v, f, m], draw, task="From which fixed share on is the pipeline slower than taking turns? Which stage "
+    return Panel([d, v, f, m], draw, kind="modelled", hold="x", task="From which fixed share on is the pipeline slower than taking turns? Which stage "
                  "should be made faster, and when does that stop helping?", presets={
                      "nothing fixed": {f.description: 0.0, m.description: 4}, "all fixed": {f.description: 1.0},
                      "equal stages": {d.description: 40.0, v.description: 40.0}})
@@ -45,9 +46,11 @@ def replay(engine: Engine) -> Panel:
 
     Raises ValueError for an engine that has verified nothing yet.
     """
-    again = Button(description="replay my last run")
-    width = FloatSlider(400, min=20, max=4000, step=20, description="window, ms", continuous_update=False)
-    where = FloatSlider(0.5, min=0, max=1, step=0.01, description="where in the run", continuous_update=False)
+    again = Button(description="replay my last run", tooltip="draw what this engine served last")
+    width = FloatSlider(400, min=20, max=4000, step=20, description="window, ms", tooltip="how much of the run is drawn",
+                        continuous_update=False)
+    where = FloatSlider(0.5, min=0, max=1, step=0.01, description="where in the run", tooltip="0: its start, 1: its end",
+                        continuous_update=False)
     read = {"schedule": schedule_of(last_run(engine.trace.events))}
 
     def draw() -> Figure:
@@ -57,7 +60,7 @@ def replay(engine: Engine) -> Panel:
         window = whole.between(begin, begin + length)
         return plots.gantt({f"{begin - whole.start:.2f} s after the first draft": window}, title="A run of this engine")
 
-    panel = Panel([again, where, width], draw, task="Find a bubble of drafting: what does the drafter wait for?")
+    panel = Panel([again, where, width], draw, kind="measured", task="Find a bubble of drafting: what does the drafter wait for?")
 
     def reread(_button) -> None:
         read["schedule"] = schedule_of(last_run(engine.trace.events))

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import LogLocator, NullFormatter
 
-from spin_core.lab.lessons.look import BLUE, GREEN, GREY, INK, ORANGE, RED, SERIES, canvas, styled, tint
+from spin_core.lab.lessons.look import (
+    BLUE, GREEN, GREY, INK, ORANGE, RED, SERIES, bars, canvas, logarithmic, one, styled, tint)
 
 
 @styled
@@ -54,23 +53,14 @@ def _times(n: float) -> str:
 @styled
 def bias(rules: Mapping[str, tuple[float, float]]) -> Figure:
     """``rules[name]``: total variation distance between the emitted token's distribution and p, and share accepted."""
-    names = list(rules)
-    distance, rate = (np.array([rules[name][i] for name in names]) for i in range(2))
-    figure, (left, right) = canvas(1.3 + 0.34 * len(names), 1, 2, sharey=True)
-    exact = distance < 1e-9
-    at = np.arange(len(names))
-    for axes, values, title in ((left, distance, "Distance from the target's distribution"),
-                                (right, rate, "Drafts accepted")):
-        axes.barh(at, values, 0.62, color=[GREEN if ok else RED for ok in exact])
-        for y, value in enumerate(values):
-            shown = ("0: lossless" if exact[y] else f"{value:.3f}") if axes is left else f"{value:.2f}"
-            axes.text(value + 0.012 * max(values), y, shown, va="center", fontsize=9.5,
-                      color=GREEN if exact[y] else RED)
-        axes.set(title=title, yticks=at, ylim=(len(names) - 0.4, -0.6), xlim=(0, 1.22 * max(values)))
-        axes.grid(False, axis="y")
-    left.set_yticklabels(names)
-    left.set_xlabel("total variation (0 same, 1 nothing in common)")
-    right.set_xlabel("probability that a step accepts a child")
+    distances, rates = zip(*rules.values())
+    figure, (left, right) = canvas(1.3 + 0.34 * len(rules), 1, 2, sharey=True)
+    colours = [GREEN if distance < 1e-9 else RED for distance in distances]
+    bars(left, list(rules), distances, colours, text="{:.3f}")
+    bars(right, list(rules), rates, colours)
+    left.set(title=f"{colours.count(RED)} of {len(rules)} are biased (red)",
+             xlabel="total variation (0 same, 1 nothing in common)")
+    right.set(title="Drafts accepted", xlabel="probability that a step accepts a child", xlim=(0, 1.1))
     return figure
 
 
@@ -85,13 +75,13 @@ def times(cpu: Mapping[str, Sequence[float | None]], labels: Sequence[str],
     for i, (way, values) in enumerate(cpu.items()):
         left.plot(at, values, "osD^"[i % 4], linestyle="none", markersize=8,
                   color=[BLUE, GREY, ORANGE, GREEN][i % 4], label=way)
-    left.set(yscale="log", ylabel="milliseconds, this CPU", xticks=at, xlabel="vocabulary × batch, 4 drafts each",
+    left.set(ylabel="milliseconds, this CPU (measured)", xticks=at, xlabel="vocabulary × batch, 4 drafts each",
              title=_lead(cpu), xlim=(-0.4, len(labels) - 0.6))
     left.set_xticklabels(labels)
     low, high = (f(f(values) for values in cpu.values()) for f in (min, max))
     left.set_ylim(low / 1.6, high * 4)
     left.legend(loc="upper left")
-    _plain(left)
+    logarithmic(left, "y")
     if not gpu:
         return figure
     right = axes[0, 1]
@@ -101,11 +91,11 @@ def times(cpu: Mapping[str, Sequence[float | None]], labels: Sequence[str],
         right.plot(range(len(cases)), [np.nan if v is None else v for v in values], marker, linestyle="-",
                    color=colour, label=name)
     cases = max((cases for cases, _ in gpu.values()), key=len)
-    right.axhline(1, color=INK, linewidth=1)
-    right.set(yscale="log", xticks=range(len(cases)), ylabel="times the floor (1: as fast as a copy)")
+    one(right)
+    right.set(xticks=range(len(cases)), ylabel="times the floor (1: as fast as a copy)")
     right.set_xticklabels(cases, fontsize=8.5, rotation=30, ha="right")
     right.legend(fontsize=8.5)
-    _plain(right)
+    logarithmic(right, "y")
     return figure
 
 
@@ -114,12 +104,3 @@ def _lead(cpu: Mapping[str, Sequence[float | None]]) -> str:
     first, *others = cpu.values()
     ratios = [b / a for other in others for a, b in zip(first, other) if a and b]
     return f"Up to {max(ratios):.0f} times as fast as a loop" if ratios and max(ratios) > 1 else "Milliseconds by batch"
-
-
-def _plain(axes: Axes) -> None:
-    """1, 10, 100 on a logarithmic axis, and 2 and 5 between where there is room."""
-    low, high = axes.get_ylim()
-    steps = (1, 2, 5) if high / low < 200 else (1,)
-    axes.yaxis.set_major_locator(LogLocator(subs=steps))
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_minor_formatter(NullFormatter())

@@ -12,11 +12,12 @@ from spin_core.lab.lessons.panel import Panel
 
 def bias() -> Panel:
     """Slide the drafter's distribution from the target's own (0) to one that proposes other tokens (1)."""
-    distance = FloatSlider(0.5, min=0, max=1, step=0.05, description="drafter's distance from p", continuous_update=False)
+    distance = FloatSlider(1.0, min=0, max=1, step=0.05, description="drafter's distance from p", continuous_update=False,
+                           tooltip="0: q is p; 1: the q of the figure above")
 
     def draw() -> Figure:
         q = (1 - distance.value) * P + distance.value * Q
         return verify_kernel.bias({name: measure(rule, P, q) for name, rule in {**LOSSLESS, **BIASED}.items()})
 
-    return Panel([distance], draw, task="At which distance is a biased rule hardest to find by looking at text?",
+    return Panel([distance], draw, kind="by exact enumeration", task="At which distance is a biased rule hardest to find by looking at text?",
                  presets={"the target itself": {distance.description: 0.0}, "far away": {distance.description: 1.0}})

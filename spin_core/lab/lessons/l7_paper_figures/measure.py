@@ -155,6 +155,33 @@ def recorded(directory: str | Path | None = None) -> list[Recorded]:
     return [one for one in out if one.rates]
 
 
+GAIN = "python -m spin_core bench peers --plain --rounds 5 --batch 1 2 4 8 16 32 --json figures/data/MACHINE/plain.json"
+"""Measures what :func:`gain_by_batch` reads."""
+
+
+def gain_by_batch(directory: str | Path | None = None) -> tuple[dict[float, dict[int, dict]], dict[int, float], dict] | None:
+    """What the newest ``GAIN`` measured: SPIN's rows ("over_plain", with its 95 % interval) by temperature and batch, the
+    seconds of a step of plain decoding by batch, and the provenance. None where no machine has stored it."""
+    found = max(stored("plain", directory=directory), key=lambda one: one.origin.get("date") or "", default=None)
+    if found is None:
+        return None
+    gains: dict[float, dict[int, dict]] = {}
+    for row in found.rows:
+        if row["contender"] == names.SPIN:
+            gains.setdefault(row["temperature"], {})[row["batch"]] = row
+    step = {row["batch"]: row["batch"] / row["tokens_per_s"] for row in found.rows
+            if row["contender"] == names.PLAIN and row["temperature"] == min(gains)}
+    return gains, step, found.origin
+
+
+def ridge(step: Mapping[int, float]) -> float:
+    """The batch at which a step of plain decoding begins to wait for the arithmetic: where the line through the two
+    largest batches of ``step``, seconds by batch, is as high as the step of the smallest batch."""
+    *_, (less, before), (most, after) = sorted(step.items())
+    per_row = (after - before) / (most - less)
+    return most - (after - step[min(step)]) / per_row
+
+
 def like_the_paper(found: Sequence[Recorded]) -> list[Recorded]:
     """Of each name the one whose batch is nearest to the paper's."""
     nearest: dict[str, Recorded] = {}

@@ -11,15 +11,16 @@ from itertools import cycle
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import MaxNLocator
 
 from spin_core.pipeline.schedule import STAGES, Schedule
-from spin_core.lab.lessons.look import BLUE, GREEN, GREY, INK, LIGHT, ORANGE, PURPLE, RED, SKY, WIDTH, styled, tint
+from spin_core.lab.lessons.look import (
+    BLUE, GREEN, GREY, INK, LIGHT, ORANGE, PUBLISHED, PURPLE, RED, SKY, bars, canvas, legend_below, logarithmic,
+    one, styled, tint)
 from spin_core.lab.lessons.l5_pipeline.plots import lane
 
 SYSTEMS = {"vanilla": ORANGE, "best fixed drafter": SKY, "SPIN": GREEN}
 SETS = [(BLUE, "o"), (RED, "s"), (GREEN, "^"), (PURPLE, "D")]
-PUBLISHED = dict(facecolor="#D9D9D9", edgecolor=GREY, hatch="///", linewidth=0.8)
 STAR = dict(marker="*", color=INK, markersize=13, linestyle="none", zorder=6)
 
 
@@ -34,8 +35,8 @@ def overall_goodput(goodput: Mapping[str, Mapping[str, Mapping[str, float]]], pu
     shown = {**goodput, **{f"measured: {where}": sets for where, sets in (measured or {}).items()}}
     across = min(3, len(shown))
     high = -(-len(shown) // across)
-    figure = Figure(figsize=(WIDTH, 3.2 * high + 0.6), layout="constrained")
-    panels = figure.subplots(high, across, squeeze=False).flat
+    figure, panels = canvas(3.2 * high + 0.6, high, across, squeeze=False)
+    panels = panels.flat
     for panel in panels[len(shown):]:
         panel.set_axis_off()
     for panel, (target, sets) in zip(panels, shown.items()):
@@ -56,9 +57,7 @@ def overall_goodput(goodput: Mapping[str, Mapping[str, Mapping[str, float]]], pu
     panels[0].set_ylabel("tokens per second (modelled)")
     if measured:
         panels[len(goodput)].set_ylabel("tokens per second (measured)")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3,
-                  title=f"above SPIN: its ratio to vanilla. Published: about {published:.2f}× on average")
+    legend_below(figure, title=f"above SPIN: its ratio to vanilla. Published: about {published:.2f}× on average")
     return figure
 
 
@@ -71,8 +70,7 @@ def ablation(modelled: Mapping[str, Mapping[str, float]], published: Mapping[str
 
     Right, why they differ: seconds of one verification, ``times`` modelled and ``times_published``.
     """
-    figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=[1.45, 1])
+    figure, (left, right) = canvas(4.4, 1, 2, width_ratios=[1.45, 1])
     rungs = list(published)
     x = np.arange(len(rungs))
     left.bar(x, [published[r] for r in rungs], 0.7, label=f"published: {setting}", **PUBLISHED)
@@ -85,23 +83,17 @@ def ablation(modelled: Mapping[str, Mapping[str, float]], published: Mapping[str
     for (name, ratios), marker in zip((measured or {}).items(), cycle("PXhp")):
         left.plot(x + 0.38, [ratios.get(r, np.nan) for r in rungs], marker, color=INK, markersize=9, zorder=6,
                   label=f"measured: {name}")
-    left.axhline(1, color=INK, linewidth=1, linestyle=":")
+    one(left)
     left.set(xticks=x, xticklabels=rungs, ylabel="goodput over vanilla", title="The ladder")
     known = [*modelled.values(), *(measured or {}).values()]
     left.set_ylim(0, 1.1 * max(*published.values(), *(v for ratios in known for v in ratios.values())))
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3 - bool(measured))
+    legend_below(figure, ncols=3 - bool(measured))
     left.grid(axis="x", visible=False)
-
-    names = [*times, *times_published]
-    for y, name in enumerate(names):
-        seconds = times.get(name, times_published.get(name))
-        look = dict(color=tint(BLUE, 0.8)) if name in times else PUBLISHED
-        right.barh(y, seconds * 1e3, 0.62, **look)
-        right.text(seconds * 1e3 * 1.08, y, f"{seconds * 1e3:.0f} ms", va="center", size=9.5)
-    right.set(yticks=range(len(names)), yticklabels=names, xscale="log", xlabel="milliseconds, logarithmic",
-              xlim=(5, 3000), ylim=(len(names) - 0.4, -0.6), title="One verification")
-    right.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    right.grid(axis="y", visible=False)
+    every = {**times, **times_published}
+    bars(right, list(every), [1e3 * seconds for seconds in every.values()],
+         [tint(BLUE, 0.8) if name in times else "#D9D9D9" for name in every], text="{:.0f} ms")
+    logarithmic(right, "x")
+    right.set(xlabel="milliseconds, logarithmic", xlim=(5, 3000), title="One verification")
     return figure
 
 
@@ -110,20 +102,43 @@ def measured_ladders(ladders: Mapping[str, Mapping[int, Mapping[str, float]]], r
     """Goodput over plain decoding as measured: ``ladders[where][batch][rung]``, a panel for each batch of each ``where``
     with the ``rungs`` that were measured; its title says what the last of them gains."""
     panels = [(where, batch, ratios) for where, batches in ladders.items() for batch, ratios in batches.items()]
-    most = max(len(ratios) for _, _, ratios in panels)
-    figure = Figure(figsize=(WIDTH, 1.5 + 0.36 * most), layout="constrained")
     high = 1.15 * max((ratio for _, _, ratios in panels for ratio in ratios.values()), default=1.0)
-    for panel, (where, batch, ratios) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
+    figure, axes = canvas(1.5 + 0.36 * max(len(ratios) for _, _, ratios in panels), 1, len(panels), squeeze=False)
+    for panel, (where, batch, ratios) in zip(axes[0], panels):
         known = [rung for rung in rungs if rung in ratios]
-        panel.barh(known, [ratios[rung] for rung in known], 0.62,
-                   color=[SYSTEMS["SPIN"] if rung == rungs[-1] else tint(BLUE, 0.45) for rung in known])
-        for row, rung in enumerate(known):
-            panel.text(ratios[rung] + 0.01 * high, row, f"{ratios[rung]:.2f}", va="center", size=9.5)
-        panel.axvline(1, color=INK, linewidth=1, linestyle=":")
-        panel.set(xlim=(0, high), ylim=(len(known) - 0.4, -0.6), xlabel="goodput over plain decoding (measured)")
+        bars(panel, known, [ratios[rung] for rung in known],
+             [SYSTEMS["SPIN"] if rung == rungs[-1] else tint(BLUE, 0.45) for rung in known])
+        one(panel, "x")
         last = f"{ratios[known[-1]]:.2f} of plain decoding" if known else "nothing measured"
+        panel.set(xlim=(0, high), xlabel="goodput over plain decoding (measured)")
         panel.set_title(f"batch {batch}: SPIN has {last}\n{where}", size=10)
-        panel.grid(axis="y", visible=False)
+    return figure
+
+
+@styled
+def gain_by_batch(gains: Mapping[float, Mapping[int, Mapping]], step: Mapping[int, float], ridge: float) -> Figure:
+    """Left: SPIN over plain decoding by batch, ``gains[temperature][batch]`` with "over_plain" and its interval. Right:
+    seconds of a step of plain decoding by batch, and the ``ridge`` from which on rows cost time. All measured."""
+    figure, (left, right) = canvas(3.7, 1, 2, width_ratios=[1.3, 1])
+    for (temperature, rows), (colour, marker) in zip(gains.items(), SETS):
+        middle, low, high = np.array([[row["over_plain"], row["over_plain_low"] or row["over_plain"],
+                                       row["over_plain_high"] or row["over_plain"]] for row in rows.values()]).T
+        left.errorbar(list(rows), middle, np.clip([middle - low, high - middle], 0, None), color=colour, marker=marker,
+                      capsize=3, elinewidth=1.2, label=f"temperature {temperature:g}" if temperature else "greedy")
+    one(left)
+    pays = [batch for rows in gains.values() for batch, row in rows.items() if (row["over_plain_low"] or row["over_plain"]) > 1]
+    left.set(ylabel="SPIN over plain decoding (measured)", ylim=(0, None),
+             title=f"Speculation surely pays up to batch {max(pays)}" if pays else "Speculation surely pays at no batch")
+    left.legend(loc="lower left")
+    right.plot(list(step), [1e3 * seconds for seconds in step.values()], "o", color=BLUE)
+    right.axhline(1e3 * step[min(step)], color=GREY, linestyle="--", linewidth=1.2)
+    right.axvline(max(ridge, min(step)), color=RED, linewidth=1.2)
+    right.set(ylabel="ms of a plain step (measured)",
+              title=f"The ridge: {ridge:.1f} rows" if ridge > 1 else "No ridge: every row costs time")
+    logarithmic(right, "y")
+    for panel in (left, right):
+        logarithmic(panel, "x", list(step))
+        panel.set_xlabel("batch, requests")
     return figure
 
 
@@ -132,13 +147,12 @@ def microbatches(modelled: Mapping[str, Mapping[int, float]], supposed: Mapping[
                  published: Mapping[int, float], best: Mapping[str, int]) -> Figure:
     """Goodput over that of one micro-batch, by their number. Left: ``modelled`` on the profile. Right: ``supposed``
     costs of passes. Stars: ``published`` gains. ``best``: the published best number by data set."""
-    figure = Figure(figsize=(WIDTH, 4.0), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
+    figure, panels = canvas(4.0, 1, 2, sharey=True)
     for panel, lines, title in zip(panels, (modelled, supposed), ("On the profile", "If passes had other fixed costs")):
         for (name, gains), (colour, marker) in zip(lines.items(), SETS):
             panel.plot(list(gains), list(gains.values()), marker=marker, color=colour, label=name)
         panel.plot(list(published), list(published.values()), label="published: Alpaca", **STAR)
-        panel.axhline(1, color=INK, linewidth=1, linestyle=":")
+        one(panel)
         for name, count in best.items():
             panel.axvline(count, color=LIGHT, linewidth=5, zorder=0)
             panel.text(count, 0.02, f"published best,\n{name}", size=8, ha="center", va="bottom", color=GREY)
@@ -152,33 +166,13 @@ def microbatches(modelled: Mapping[str, Mapping[int, float]], supposed: Mapping[
 
 @styled
 def microbatch_heuristic(cases: Sequence[Mapping]) -> Figure:
-    """Which number of micro-batches is the best, and what the heuristic did.
-
-    Each case has "name", "best" and "chosen" (numbers; chosen: the one that served most requests), "right" (the goodput
-    that its number would have had all along, over the best's) and "share" (its own, with all its trying, over the
-    best's).
-    """
-    figure = Figure(figsize=(WIDTH, 0.42 * len(cases) + 1.7), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    y = np.arange(len(cases))
-    left.plot([c["best"] for c in cases], y, "o", color=tint(BLUE, 0.5), markersize=13, label="best, in hindsight")
-    left.plot([c["chosen"] for c in cases], y, "X", color=RED, markersize=7, label="the heuristic's")
-    left.set(yticks=y, yticklabels=[c["name"] for c in cases], xlabel="micro-batches", title="Which number",
-             xlim=(0.5, max(max(c["best"], c["chosen"]) for c in cases) + 0.9), ylim=(len(cases) - 0.5, -0.5))
-    left.xaxis.set_major_locator(MaxNLocator(integer=True))
-    right.barh(y - 0.18, [c["right"] for c in cases], 0.34, color=tint(RED, 0.85),
-               label="its number, without trying others")
-    right.barh(y + 0.18, [c["share"] for c in cases], 0.34, color=tint(RED, 0.4),
-               label="with the time that trying took")
-    for row, case in zip(y, cases):
-        for key, at in (("right", row - 0.18), ("share", row + 0.18)):      # inside: outside the line at 1 crosses it
-            right.text(case[key] - 0.02, at, f"{case[key]:.2f}", va="center", ha="right", size=8.5)
-    right.axvline(1, color=INK, linewidth=1, linestyle=":")
-    right.set(xlabel="goodput over the best's", xlim=(0, 1.25), title="What it cost")
-    for panel in (left, right):
-        panel.grid(axis="y", visible=False)
-    handles, labels = (a + b for a, b in zip(left.get_legend_handles_labels(), right.get_legend_handles_labels()))
-    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    """Goodput of the heuristic, its trials included, over that of the best number of micro-batches: "share" of each case;
+    "name", "best" and "chosen" (numbers; chosen: the one that served most requests) stand beside it."""
+    figure, panel = canvas(0.38 * len(cases) + 1.2)
+    bars(panel, [f"{c['name']}: best {c['best']}, chosen {c['chosen']}" for c in cases], [c["share"] for c in cases])
+    one(panel, "x")
+    panel.set(xlabel="goodput over the best number's (modelled)",
+              title=f"Trials included, the heuristic keeps {min(c['share'] for c in cases):.0%} or more of the best")
     return figure
 
 
@@ -187,8 +181,7 @@ def selection_at_scale(goodput: Mapping[str, Mapping[str, float]], ceilings: Map
                        published: Mapping[str, float]) -> Figure:
     """Goodput over that of the first policy, the drafter that "vanilla" uses: ``goodput[setting][policy]``, one group
     of bars per setting, under lines for ``ceilings[setting]``. ``published``: the same by setting, where it is."""
-    figure = Figure(figsize=(WIDTH, 4.1), layout="constrained")
-    panel = figure.subplots()
+    figure, panel = canvas(4.1)
     policies = list(next(iter(goodput.values())))
     width, x = 0.88 / len(policies), np.arange(len(goodput))
     colours = {"none": tint(GREY, 0.6), "greedy": RED, "epsilon-greedy": ORANGE, "spin": GREEN, "spin-full": PURPLE}
@@ -207,28 +200,27 @@ def selection_at_scale(goodput: Mapping[str, Mapping[str, float]], ceilings: Map
                      linestyle=style, linewidth=1.6, label=name)
     stars = {i: published[setting] for i, setting in enumerate(goodput) if setting in published}
     panel.plot(list(stars), list(stars.values()), label="published: spin", **STAR)
-    panel.axhline(1, color=INK, linewidth=1, linestyle=":")
+    one(panel)
     top = max([*published.values(), *(v for c in ceilings.values() for v in c.values()),
                *(v / r[policies[0]] for r in goodput.values() for v in r.values())])
     panel.set(xticks=x, xticklabels=list(goodput), ylim=(0, 1.12 * top),
               ylabel=f"goodput over {policies[0]} for all (modelled)")
     panel.grid(axis="x", visible=False)
-    figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=(len(policies) + 4) // 2)
+    legend_below(figure, ncols=(len(policies) + 4) // 2)
     return figure
 
 
 @styled
 def ceilings(bounds: Mapping[str, Mapping[str, float]], published: float) -> Figure:
     """What each part could bring at most by the model, ``bounds[data set][part]``, and all of them together."""
-    figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
-    panel = figure.subplots()
+    figure, panel = canvas(3.4)
     parts = [*next(iter(bounds.values()))]
     for j, ((name, values), (colour, _)) in enumerate(zip(bounds.items(), SETS)):
         at = np.arange(len(parts)) + (j - (len(bounds) - 1) / 2) * 0.2
         panel.bar(at, [values[p] for p in parts], 0.18, color=tint(colour, 0.7), label=name)
         for place, part in zip(at, parts):
             panel.text(place, values[part] + 0.02, f"{values[part]:.2f}", ha="center", size=8.5)
-    panel.axhline(1, color=INK, linewidth=1, linestyle=":")
+    one(panel)
     panel.axhline(published, color=GREY, linestyle="--")
     panel.text(len(parts) - 0.6, published, f"published, overall: {published:.2f}", ha="right", va="bottom", color=GREY)
     top = max(published, *(v for values in bounds.values() for v in values.values()))
@@ -245,18 +237,17 @@ def verdict(table: Mapping[str, Mapping[str, Mapping]], shown: Sequence[str]) ->
     """Modelled over published, for every published number: ``table[quantity][hypothesis]`` with "ratio" and "scored", a
     marker for each of the hypotheses ``shown``. Inside the band the two agree within 25 %."""
     quantities = [q for q, found in table.items() if next(iter(found.values()))["scored"]]
-    figure = Figure(figsize=(WIDTH, 0.3 * len(quantities) + 1.4), layout="constrained")
-    panel = figure.subplots()
+    figure, panel = canvas(0.3 * len(quantities) + 1.4)
     panel.axvspan(1 / 1.25, 1.25, color=LIGHT, zorder=0)
     panel.axvline(1, color=INK, linewidth=1)
     y = np.arange(len(quantities))
     for name, (colour, marker) in zip(shown, SETS):
         ratios = [table[q][name]["ratio"] or np.nan for q in quantities]
         panel.plot(ratios, y, marker, color=colour, markersize=8, markeredgecolor="white", label=name, zorder=3)
-    panel.set(yticks=y, yticklabels=[f"{q}: {table[q][shown[0]]['published']:.3g}" for q in quantities], xscale="log",
+    panel.set(yticks=y, yticklabels=[f"{q}: {table[q][shown[0]]['published']:.3g}" for q in quantities],
               ylim=(len(quantities) - 0.5, -0.5), xlabel="modelled over published, logarithmic")
-    panel.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=len(shown))
+    logarithmic(panel, "x")
+    legend_below(figure, ncols=len(shown))
     return figure
 
 
@@ -266,35 +257,34 @@ def verifications(seconds: Mapping[str, Mapping[str, Mapping[int, float]]], publ
     """One verification by batch size, a panel for each hypothesis: ``seconds[hypothesis][way][batch]``, modelled. Stars:
     ``published`` seconds by way, at one ``batch``."""
     across = 3
-    figure = Figure(figsize=(WIDTH, 2.4 * -(-len(seconds) // across) + 0.5), layout="constrained")
-    panels = figure.subplots(-(-len(seconds) // across), across, sharex=True, sharey=True, squeeze=False).flat
+    high = -(-len(seconds) // across)
+    figure, panels = canvas(2.4 * high + 0.5, high, across, sharex=True, sharey=True, squeeze=False)
+    panels = panels.flat
     for panel, (name, ways) in zip(panels, seconds.items()):
         for (way, times), (colour, marker) in zip(ways.items(), SETS[1::-1]):
             panel.plot(list(times), [1e3 * t for t in times.values()], marker=marker, color=colour, label=way)
             panel.plot([batch], [1e3 * published[way]], **STAR | {"color": colour}, label=f"published, {way}")
-        panel.set(xscale="log", yscale="log", title=name)
-        panel.set_xticks(list(next(iter(ways.values()))), [str(n) for n in next(iter(ways.values()))])
-        panel.xaxis.set_minor_locator(NullLocator())
-        panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        logarithmic(panel, "x", list(next(iter(ways.values()))))
+        logarithmic(panel, "y")
+        panel.set_title(name)
     for panel in panels[::across]:
         panel.set_ylabel("ms")
     for panel in panels[len(seconds) - across:]:
         panel.set_xlabel("batch")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    legend_below(figure, ncols=4)
     return figure
 
 
 @styled
 def ladder(modelled: Mapping[str, float], published: Mapping[str, float], *, title: str) -> Figure:
     """Goodput over vanilla, rung by rung: ``modelled`` beside ``published``."""
-    figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
-    panel = figure.subplots()
+    figure, panel = canvas(2.9)
     x = np.arange(len(published))
     for shift, values, look in ((-0.2, published, PUBLISHED), (0.2, modelled, dict(color=tint(BLUE, 0.8)))):
-        bars = panel.bar(x + shift, [values[rung] for rung in published], 0.38, **look,
-                         label="published: CP, LLaMA-7B, batch 8" if shift < 0 else "modelled")
-        panel.bar_label(bars, fmt="%.2f", size=9.5)
-    panel.axhline(1, color=INK, linewidth=1, linestyle=":")
+        drawn = panel.bar(x + shift, [values[rung] for rung in published], 0.38, **look,
+                          label="published: CP, LLaMA-7B, batch 8" if shift < 0 else "modelled")
+        panel.bar_label(drawn, fmt="%.2f", size=9.5)
+    one(panel)
     panel.set(xticks=x, xticklabels=list(published), ylabel="goodput over vanilla", title=title,
               ylim=(0, 1.2 * max(*published.values(), *modelled.values())))
     panel.grid(axis="x", visible=False)
@@ -306,8 +296,7 @@ def ladder(modelled: Mapping[str, float], published: Mapping[str, float], *, tit
 def dashboard(schedule: Schedule, served: Mapping[str, int], *, title: str) -> Figure:
     """When each stage works (left: first rounds, bubbles hatched), and which drafters are used (right: share of
     verifications by drafter)."""
-    figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=[2.1, 1])
+    figure, (left, right) = canvas(2.9, 1, 2, width_ratios=[2.1, 1])
     for stage, y in zip(STAGES, (1.05, 0.0)):
         lane(left, schedule, stage, y)
     left.set_yticks([1.5, 0.45], [f"{stage}\n{schedule.busy_share(stage):.0%} busy" for stage in STAGES])
@@ -315,12 +304,8 @@ def dashboard(schedule: Schedule, served: Mapping[str, int], *, title: str) -> F
     left.grid(axis="y", visible=False)
     total = sum(served.values())
     names = sorted(served, key=served.get, reverse=True)[:6]
-    shares = [served[name] / total for name in names]
-    right.barh(range(len(names)), shares, 0.66, color=[tint(GREY if name == "none" else GREEN, 0.7) for name in names])
-    for y, share in enumerate(shares):
-        right.text(share + 0.02, y, f"{share:.0%}", va="center", size=9)
-    right.set(yticks=range(len(names)), yticklabels=names, xlim=(0, 1.22), ylim=(max(len(names), 3) - 0.5, -0.5),
-              xlabel="share of verifications")
-    right.grid(axis="y", visible=False)
+    bars(right, names, [served[name] / total for name in names],
+         [tint(GREY if name == "none" else GREEN, 0.7) for name in names], text="{:.0%}")
+    right.set(xlim=(0, 1.22), ylim=(max(len(names), 3) - 0.5, -0.5), xlabel="share of verifications")
     figure.suptitle(title)
     return figure

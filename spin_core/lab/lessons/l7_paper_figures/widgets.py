@@ -25,10 +25,10 @@ ARRIVING = [("all at once", ("closed", 2.0)), *((f"{kind}, {rate} per second", (
 def ladders(requests: int = 40) -> Panel:
     """The ladder by a hypothesis, beside the published one."""
     controls = [Dropdown(options=list(HYPOTHESES), value="recompute", description="hypothesis", tooltip="what a pass computes"),
-                Dropdown(options=["V100-16GB", *CARDS], value=paper.CARD, description="card"),
-                Dropdown(options=[1, 8, 16, 32], value=paper.BATCH, description="batch, requests"),
+                Dropdown(options=["V100-16GB", *CARDS], value=paper.CARD, description="card", tooltip="the target's GPU"),
+                Dropdown(options=[1, 8, 16, 32], value=paper.BATCH, description="batch, requests", tooltip="served at once"),
                 Dropdown(options=NAMES, value="CP", description="texts", tooltip="whose acceptance and lengths are modelled")]
-    return Panel(controls, lambda: ladder_picture(*(c.value for c in controls), requests=requests),
+    return Panel(controls, lambda: ladder_picture(*(c.value for c in controls), requests=requests), kind="modelled, published", hold="y",
                  task="Which hypothesis comes nearest to the grey bars? Then batch 32: which rung gains, and why?",
                  presets={"with a cache": {"hypothesis": "cached"}, "without": {"hypothesis": "recompute"},
                           "batch 32": {"batch, requests": 32}, "a card of 16 GB": {"card": "V100-16GB"}})
@@ -48,15 +48,16 @@ def ladder_picture(hypothesis: str, card: str, batch: int, data_set: str, *, req
 
 def dashboard(data_set: str = "Alpaca", policy: str = "1.4B", batch: int = 32, micro_batches: int = 2) -> Panel:
     """LLaMA-7B on modelled hardware."""
-    controls = [Dropdown(options=NAMES, value=data_set, description="texts"),
+    controls = [Dropdown(options=NAMES, value=data_set, description="texts", tooltip="whose acceptance and lengths are modelled"),
                 Dropdown(options=[*DRAFTERS, *POLICIES, "none"], value=policy, description="drafting",
                          tooltip="one drafter for all, a policy, or none"),
-                Dropdown(options=["padded", "decomposed"], value="decomposed", description="verifying"),
-                Dropdown(options=CARDS, value=CARDS[0], description="card"),
-                IntSlider(batch, 1, 64, description="batch, requests", continuous_update=False),
-                IntSlider(micro_batches, 1, 8, description="micro-batches", continuous_update=False),
-                Dropdown(options=ARRIVING, value=ARRIVING[0][1], description="arrivals")]
-    return Panel(controls, lambda: picture(*(c.value for c in controls[:-1]), *controls[-1].value),
+                Dropdown(options=["padded", "decomposed"], value="decomposed", description="verifying",
+                         tooltip="attention over padded rows, or over pieces of one width"),
+                Dropdown(options=CARDS, value=CARDS[0], description="card", tooltip="the target's GPU"),
+                IntSlider(batch, 1, 64, description="batch, requests", tooltip="served at once", continuous_update=False),
+                IntSlider(micro_batches, 1, 8, description="micro-batches", tooltip="parts of the batch", continuous_update=False),
+                Dropdown(options=ARRIVING, value=ARRIVING[0][1], description="arrivals", tooltip="when requests come")]
+    return Panel(controls, lambda: picture(*(c.value for c in controls[:-1]), *controls[-1].value), kind="modelled",
                  task="From how many micro-batches on does the pipeline lose? Where does padding hurt most?",
                  presets={"68M, 4 micro-batches": {"drafting": "68M", "micro-batches": 4},
                           "spin, padded": {"drafting": "spin", "verifying": "padded"}, "an H100": {"card": H100}})

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from scipy.stats import t
 
 from spin_core.draft import ModelDrafter
 from spin_core.engine import Engine, Prompt
@@ -46,31 +49,27 @@ def verifications(engine: Engine, name: str, prompts: Sequence[Prompt], params: 
     return list(runs.values())
 
 
-def tau(runs: Iterable[list[Event]]) -> float:
-    """Tokens per verification."""
-    steps = [event for run in runs for event in run]
-    return sum(len(event.emitted) for event in steps) / len(steps)
+class Estimate(NamedTuple):
+    """A ratio of sums over prompts, and its 95 % interval: None for a single prompt."""
+
+    value: float
+    low: float | None
+    high: float | None
 
 
-def _tau_and_error(runs: Iterable[list[Event]]) -> tuple[float, float]:
-    """Tokens per verification, and its standard error, were verifications independent."""
-    tokens = [len(event.emitted) for run in runs for event in run]
-    return statistics.mean(tokens), statistics.stdev(tokens) / len(tokens) ** 0.5
+def estimate(parts: Sequence[float], of: Sequence[float]) -> Estimate:
+    """sum(parts) / sum(of), a pair for each prompt. Tokens of one prompt are alike, so prompts are what varies."""
+    value, count = sum(parts) / sum(of), len(parts)
+    if count < 2:
+        return Estimate(value, None, None)
+    left = sum((part - value * whole) ** 2 for part, whole in zip(parts, of))
+    half = t.ppf(.975, count - 1) * (left * count / (count - 1)) ** .5 / sum(of)
+    return Estimate(value, value - half, value + half)
 
 
-def what_width_brought(way: str, runs: Mapping[int, list[list[Event]]], level: int = 2) -> str:
-    """A sentence on the widest against the narrowest tree of ``runs``, by width: what it gained, whether so few
-    verifications can tell, and how often ``level`` drafted tokens held, so that the wide level was reached at all."""
-    narrow, wide = min(runs), max(runs)
-    (one, error), (other, more) = (_tau_and_error(runs[width]) for width in (narrow, wide))
-    gained, noise = other - one, (error ** 2 + more ** 2) ** 0.5
-    verdict = "within the noise" if abs(gained) < 2 * noise else "a gain" if gained > 0 else "a loss"
-    steps = [event for run in runs[wide] for event in run]
-    reached = sum(event.accepted >= level for event in steps) / len(steps)
-    theirs = PUBLISHED_TAU[way]
-    return (f"{way}: {one:.2f} with {narrow}, {other:.2f} with {wide}: {gained:+.2f} ± {noise:.2f} in {len(steps)} "
-            f"verifications, {verdict}; the wide level was reached by {reached:.0%} of them. "
-            f"Published: {theirs[min(theirs)]:.2f} to {theirs[max(theirs)]:.2f}")
+def tokens_per_verification(runs: Sequence[list[Event]]) -> Estimate:
+    """``runs``: the verifications of each prompt."""
+    return estimate([sum(len(event.emitted) for event in run) for run in runs], list(map(len, runs)))
 
 
 def what_width_cost(cost: Mapping[int, Mapping[int, float]], tau: Mapping[int, float]) -> str:
@@ -95,19 +94,6 @@ def tokens_by_nodes(rates: Sequence[float], nodes: Sequence[int]) -> dict[str, l
     """Tokens expected per verification of a chain and of the best tree, by their number of nodes."""
     return {"chain": [best_shape(rates[:1], n, n)[1] for n in nodes],
             "best tree": [best_shape(rates, n, n)[1] for n in nodes]}
-
-
-def stored_width(drafter: str) -> tuple[list[float], dict[int, float], dict]:
-    """Acceptance by rank on greedy text, tokens per verification of the best tree by its nodes, and their origin, from
-    the report that ``bench trees`` left for the drafter."""
-    found, = stored("trees", lambda row: row["drafter"] == drafter and row["law"] == "greedy")[:1]
-    match = [row["measured"] for row in found.rows if row["part"].startswith("1:")]
-    points = {}
-    for row in found.rows:          # "best shape of 6 nodes", at "0.0.1, measured"; other shapes have commas
-        shape, _, what = row["at"].rpartition(", ") if isinstance(row["at"], str) else ("", "", "")
-        if row["part"].startswith("best shape") and what == "measured" and "," not in shape:
-            points[len(shape.split("."))] = row["measured"]
-    return by_rank(match), points, found.origin
 
 
 def step_seconds(runs: Iterable[list[Event]], batch: int) -> float:
@@ -145,9 +131,10 @@ def ranks(engine: Engine, name: str, requests: Sequence[Request]) -> list[int]:
     return out
 
 
-def match_rates(found: Sequence[int], most: int = 5) -> list[float]:
-    """Share of tokens among the drafter's first 1, 2, ..., ``most``."""
-    return [sum(rank < k for rank in found) / len(found) for k in range(1, most + 1)]
+def match_rates(found: Sequence[Sequence[int]], most: int = 5) -> list[Estimate]:
+    """Share of tokens among the drafter's first 1, 2, ..., ``most``; ``found``: :func:`ranks` of each text."""
+    return [estimate([sum(rank < k for rank in text) for text in found], list(map(len, found)))
+            for k in range(1, most + 1)]
 
 
 def acceptance_by_rank(found: Sequence[int], most: int = 8) -> list[float]:
@@ -155,19 +142,38 @@ def acceptance_by_rank(found: Sequence[int], most: int = 8) -> list[float]:
     return [found.count(rank) / len(found) for rank in range(most)]
 
 
-def stored_tables(directory: str | Path | None = None) -> tuple[dict, dict, dict, dict]:
-    """What ``bench trees`` measured: ``match[way][drafter]``, ``tau[way][width]``, ``cost[batch][width]`` in milliseconds
-    per token, as the figures take them, and their provenance. Empty where there is none."""
-    match: dict = {}
-    tau_by_width: dict = {}
-    cost: dict = {}
+@dataclass(frozen=True)
+class Recorded:
+    """What ``bench trees`` measured: the ``drafter`` that grew the trees, ``match[way][drafter]`` and ``tau[way][width]``
+    as in SpecInfer's tables, ``cost[batch][width]`` in milliseconds per token, ``best[nodes]``, the tokens per
+    verification of the best tree, and the provenance."""
+
+    drafter: str
+    match: dict[str, dict[str, list[Estimate]]]
+    tau: dict[str, dict[int, Estimate]]
+    cost: dict[int, dict[int, float]]
+    best: dict[int, float]
+    origin: dict
+
+
+def recorded(directory: str | Path | None = None) -> Recorded:
+    """The newest report of ``bench trees`` in figures/data. Raises ValueError where there is none."""
     found = max(stored("trees", directory=directory), key=lambda one: one.origin.get("date") or "", default=None)
-    for row in found.rows if found else ():
-        if row["part"].startswith("1:"):
-            match.setdefault(row["law"], {}).setdefault(row["drafter"], []).append(row["measured"])
-        elif row["part"].startswith("2:"):
-            tau_by_width.setdefault(row["law"], {})[row["at"]] = row["measured"]
-        elif row["part"].startswith("map:"):
-            batch, width = (int(part.split()[1]) for part in row["at"].split(", "))
-            cost.setdefault(batch, {})[width] = row["measured"]
-    return match, tau_by_width, cost, found.origin if found else {}
+    if found is None:
+        raise ValueError("no trees are stored: python -m spin_core bench trees --json figures/data/MACHINE/trees.json")
+    match, tau, cost, best, drafter = {}, {}, {}, {}, ""
+    for row in found.rows:
+        part, at, value = row["part"], row["at"], Estimate(row["measured"], row.get("low"), row.get("high"))
+        if part.startswith("1:"):
+            match.setdefault(row["law"], {}).setdefault(row["drafter"], []).append(value)
+        elif part.startswith("2:"):
+            drafter = row["drafter"]
+            tau.setdefault(row["law"], {})[at] = value
+        elif part.startswith("map:"):
+            batch, width = (int(words.split()[1]) for words in at.split(", "))      # "batch 4, width 5"
+            cost.setdefault(batch, {})[width] = value.value
+        elif part.startswith("best shape") and at.endswith("measured"):             # "0.0.1, measured"
+            shape, _, _ = at.rpartition(", ")
+            if "," not in shape:                # Sequoia's shapes name their nodes; others are levels
+                best[len(shape.split("."))] = value.value
+    return Recorded(drafter, match, tau, cost, best, found.origin)

@@ -10,10 +10,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
+from spin_core.lab.lessons.l8_token_trees.measure import Estimate
 from spin_core.lab.lessons.l8_token_trees.steps import TreeStep, Trial
 from spin_core.lab.lessons.look import (
-    BLUE, GREEN, GREY, INK, LIGHT, MONO, ORANGE, PURPLE, Q_COLOUR, RED, SERIES, SKY, WIDTH, canvas, label,
-    styled, tint)
+    BLUE, GREEN, GREY, HOLLOW, INK, LIGHT, MONO, ORANGE, PURPLE, Q_COLOUR, RED, SERIES, SKY, WIDTH, canvas, label,
+    legend_below, styled, tint)
 
 DRAFTER_COLOURS = (ORANGE, SKY, PURPLE, "#F0E442")      # drafters, in their order
 PANELS = 4                                  # tests at a node: three children, and the target's draw
@@ -158,46 +159,44 @@ def width(nodes: Sequence[int], expected: Mapping[str, Mapping[str, Sequence[flo
 
 
 @styled
-def tables(match: Mapping[str, Mapping[str, Sequence[float]]], tau: Mapping[str, Mapping[int, float]],
+def tables(match: Mapping[str, Mapping[str, Sequence[Estimate]]], tau: Mapping[str, Mapping[int, Estimate]],
            published_match: Mapping[str, Sequence[float]], published_tau: Mapping[str, Mapping[int, float]],
-           here: tuple[Mapping, Mapping] | None = None) -> Figure:
+           here: tuple[Mapping, Mapping]) -> Figure:
     """SpecInfer's first two tables. ``match[way][drafter]``, ways being "greedy" and "sampled": share of the target's
     tokens among the drafter's first 1, 2, ...; ``tau[way][width]``: tokens per verification. Published ones are dashed.
     ``here``: both of the reader's own run, as hollow marks."""
-    figure = Figure(figsize=(WIDTH, 5.6), layout="constrained")
-    for column, (way, axes) in enumerate(zip(match, figure.subplots(2, 2, sharey="row").T)):
-        above, below = axes
+    figure, axes = canvas(5.6, 2, 2, sharey="row")
+    for (above, below), way in zip(axes.T, match):
         for i, (name, rates) in enumerate(match[way].items()):
-            colour, marker = SERIES[i % len(SERIES)]
-            above.plot(range(1, len(rates) + 1), rates, color=colour, marker=marker, label=f"{name}, measured")
-            if here and name in here[0].get(way, {}):
-                above.plot(range(1, len(rates) + 1), here[0][way][name], color=colour, marker=marker,
-                           markerfacecolor="white", linestyle="none")
-        _published(above, range(1, len(published_match[way]) + 1), published_match[way])
-        best = max(match[way].values(), key=lambda rates: rates[-1])
-        above.set(title=f"{way}: the first is right {best[0]:.0%}, one of {len(best)} {best[-1]:.0%}", xlabel="k",
-                  xticks=range(1, 6), ylim=(0, 1.02))
+            _line(above, range(1, len(rates) + 1), rates, i, f"{name}, measured")
+            mine = here[0][way].get(name, ())
+            above.plot(range(1, len(mine) + 1), [one.value for one in mine], **HOLLOW | {"color": SERIES[i][0]})
+        best = max(match[way].values(), key=lambda rates: rates[-1].value)
+        above.set(title=f"{way}: the first is right {best[0].value:.0%}, one of {len(best)} {best[-1].value:.0%}",
+                  xlabel="k", xticks=range(1, 6), ylim=(0, 1.02))
         widths = sorted(tau[way])
-        below.plot(widths, [tau[way][w] for w in widths], color=SERIES[0][0], marker="o", label="measured")
-        if here and way in here[1]:
-            below.plot(list(here[1][way]), list(here[1][way].values()), color=SERIES[0][0], marker="o", linestyle="none",
-                       markerfacecolor="white", label="this run")
-        _published(below, list(published_tau[way]), list(published_tau[way].values()))
-        gain = tau[way][widths[-1]] / tau[way][widths[0]]
+        _line(below, widths, [tau[way][w] for w in widths], 0, "measured")
+        below.plot(list(here[1][way]), [one.value for one in here[1][way].values()], label="this run",
+                   **HOLLOW | {"color": SERIES[0][0]})
+        for panel, known in ((above, dict(enumerate(published_match[way], 1))), (below, published_tau[way])):
+            panel.plot(list(known), list(known.values()), color=GREY, marker="D", markerfacecolor="white",
+                       linestyle=(0, (4, 2)), linewidth=1.4, label="SpecInfer, published")
+        gain = tau[way][widths[-1]].value / tau[way][widths[0]].value
         below.set(title=f"{way}: {widths[-1]} children bring {gain:.2f}× the tokens of {widths[0]}",
                   xlabel="children at the third level", xticks=widths)
         below.set_ylim(bottom=1)
-        if column == 0:
-            above.set_ylabel("token among the first k")
-            below.set_ylabel("tokens per verification")
-            for one in axes:
-                one.legend(loc="lower right", fontsize=8.5)
+    axes[0, 0].set_ylabel("token among the first k")
+    axes[1, 0].set_ylabel("tokens per verification")
+    legend_below(figure, *axes[:, 0], ncols=5)
     return figure
 
 
-def _published(axes: Axes, x, y) -> None:
-    axes.plot(x, y, color=GREY, marker="D", markerfacecolor="white", linestyle=(0, (4, 2)), linewidth=1.4,
-              label="SpecInfer, published")
+def _line(axes: Axes, x: Sequence, values: Sequence[Estimate], number: int, label: str) -> None:
+    """Measured values with their intervals, where there are any."""
+    colour, marker = SERIES[number % len(SERIES)]
+    spread = [[one.value - one.low, one.high - one.value] if one.low is not None else [0, 0] for one in values]
+    axes.errorbar(x, [one.value for one in values], np.transpose(spread), color=colour, marker=marker, label=label,
+                  capsize=3, elinewidth=1.2)
 
 
 @styled

@@ -22,11 +22,12 @@ def editor(engine: Engine, prompts: Mapping[str, str], drafters: Sequence[Sequen
     ``prompts`` by name; ``drafters``: groups to choose from, whose trees are merged. A shape that is malformed or
     too large gets a message, and the last picture stays.
     """
-    prompt = Dropdown(options=list(prompts), description="prompt")
-    choice = Dropdown(options=[(" and ".join(group), tuple(group)) for group in drafters], description="drafters")
-    shape = Text("2,1,1", description="shape", continuous_update=False)
-    heat = FloatSlider(0.0, min=0, max=1.5, step=0.5, description="temperature", continuous_update=False)
-    number = IntSlider(2, 1, 2, description="step", continuous_update=False)
+    prompt = Dropdown(options=list(prompts), description="prompt", tooltip="the text to answer")
+    choice = Dropdown(options=[(" and ".join(group), tuple(group)) for group in drafters], description="drafters", tooltip="their trees are merged")
+    shape = Text("2,1,1", description="shape", continuous_update=False,
+                 tooltip="children of every node, level by level; or nodes by their paths, such as 0.1.0")
+    heat = FloatSlider(0.0, min=0, max=1.5, step=0.5, description="temperature", tooltip="0: greedy", continuous_update=False)
+    number = IntSlider(2, 1, 2, description="step", tooltip="which verification of the answer", continuous_update=False)
     said = HTML()
     answered: dict[tuple, list[TreeStep]] = {}
 
@@ -50,20 +51,21 @@ def editor(engine: Engine, prompts: Mapping[str, str], drafters: Sequence[Sequen
         return plots.tree(found[at - 1], choice.value, f"Step {at} of {len(found)}, "
                           f"{f'temperature {heat.value:g}' if heat.value else 'greedy'}: ")
 
-    return Panel([prompt, choice, shape, heat, number, said], draw, task="Find a step whose path leaves the first branch. "
+    return Panel([prompt, choice, shape, heat, number, said], draw, kind="measured", task="Find a step whose path leaves the first branch. "
                  "Then a wide tree: does it bring more tokens per verification than a deep one of as many nodes?",
                  presets={"a chain": {"shape": "1,1,1"}, "wide": {"shape": "4,1"}, "deep": {"shape": "1,1,1,1,1,1,1,1"}})
 
 
 def stepper() -> Panel:
     """Multi-step sampling at one node, test by test."""
-    drawing = Dropdown(options=["without_replacement", "independent", "top_k"], description="drawing")
-    seed = IntSlider(0, 0, 40, description="seed", continuous_update=False)
-    shown = IntSlider(4, 1, 4, description="tests shown")
+    drawing = Dropdown(options=["without_replacement", "independent", "top_k"], description="drawing",
+                       tooltip="how children are drawn from q")
+    seed = IntSlider(0, 0, 40, description="seed", tooltip="of the random numbers", continuous_update=False)
+    shown = IntSlider(4, 1, 4, description="tests shown", tooltip="go through the tests one by one")
 
     def draw() -> Figure:
         # two ways often draw the same first child, so the picture says which way it shows
         way = drawing.value.replace("_", " ")
         return plots.trials(walk(drawing.value, seed.value), shown.value, f"Children drawn: {way} (seed {seed.value})")
 
-    return Panel([drawing, seed, shown], draw, task="Find a seed whose third child is accepted. What is left of p then?")
+    return Panel([drawing, seed, shown], draw, kind="modelled, on made-up distributions", task="Find a seed whose third child is accepted. What is left of p then?")

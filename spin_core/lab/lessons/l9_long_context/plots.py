@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from spin_core.lab.lessons.look import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, SKY, canvas, styled, tint
+from spin_core.lab.lessons.look import (
+    BLUE, GREEN, GREY, INK, ORANGE, PUBLISHED, PURPLE, RED, SKY, bars, canvas, legend_below, logarithmic, one, styled, tint)
 
 SYSTEMS = {"vanilla": ORANGE, "MagicDec": SKY, "SPIRe": GREEN}
-PUBLISHED = dict(facecolor="#D9D9D9", edgecolor=GREY, hatch="///", linewidth=0.8)
 
 
 @styled
@@ -28,14 +28,14 @@ def multipliers(settings: Mapping[str, tuple[Mapping[str, float], Mapping[str, f
             ticks.append(x)
             names.append(system)
         left.text(g * 3.9 + 1.1, 3.45, setting, ha="center", weight="bold", size=9.5)
-    left.axhline(1, color=INK, linewidth=1, linestyle=":")
+    one(left)
     left.set(xticks=ticks, ylim=(0, 3.75), ylabel="throughput over plain decoding", title="Six printed numbers")
     left.set_xticklabels(names, size=9)
     left.grid(axis="x", visible=False)
     left.legend(loc="upper left", bbox_to_anchor=(0, .9))
     for (label, values), colour, marker in zip(ratios.items(), (GREEN, RED), "os"):
         right.plot(contexts, values, marker=marker, color=colour, label=label, markersize=5)
-    right.axhline(1, color=INK, linewidth=1, linestyle=":")
+    one(right)
     right.set(ylabel="SPIRe over MagicDec", title="Which window?")
     _by_context(right, contexts)
     right.legend()
@@ -60,15 +60,10 @@ def roofline(passes: Mapping[str, tuple[float, float, float]], gains: Mapping[st
              xlim=(0, 1.18 * longest), xlabel="time, in passes of plain decoding: the longer bar counts",
              title="What each pass waits for")
     left.grid(axis="y", visible=False)
-    for y, (name, value) in enumerate(gains.items()):
-        right.barh(y, value, .6, color=SYSTEMS[name])
-        right.text(value, y, f" {value:.2f}", va="center", weight="bold")
-    right.axvline(1, color=INK, linewidth=1, linestyle=":")
-    right.set(yticks=range(len(gains)), yticklabels=list(gains), ylim=(len(gains) - .4, -.6),
-              xlim=(0, 1.25 * max(1, *gains.values())), xlabel="over plain decoding", title="Throughput")
-    right.grid(axis="y", visible=False)
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, title=title or None)
+    bars(right, list(gains), list(gains.values()), [SYSTEMS[name] for name in gains])
+    one(right, "x")
+    right.set(xlim=(0, 1.25 * max(1, *gains.values())), xlabel="over plain decoding", title="Throughput")
+    legend_below(figure, title=title or None)
     return figure
 
 
@@ -84,9 +79,8 @@ def costs(contexts: Sequence[int], by_batch: Mapping[int, Mapping[str, Sequence[
         panel.set(title=titles[key], ylabel=labels[key])
         _by_context(panel, contexts)
         panel.set_ylim(bottom=0)
-        panel.axhline(1, color=INK, linewidth=1, linestyle=":")
-    handles, names = panels[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=4)
+        one(panel)
+    legend_below(figure, ncols=4)
     return figure
 
 
@@ -95,7 +89,6 @@ def ladder(published: Mapping[str, tuple[float, float]], ours: Mapping[str, floa
     """SPIRe's ablation: published tau and modelled throughput by rung, and ``ours``, tokens per verification of
     drafters trained here (empty: none has been recorded)."""
     figure, panels = canvas(3.7, 1, 3 if ours else 2, sharey=True)
-    y = np.arange(len(published))
     columns = [("Tokens per verification", [t for t, _ in published.values()], PUBLISHED, "published"),
                ("Throughput over plain", [g for _, g in published.values()], dict(color=tint(GREEN, .85)),
                 "modelled, B 64, L 512")]
@@ -103,13 +96,8 @@ def ladder(published: Mapping[str, tuple[float, float]], ours: Mapping[str, floa
         columns.append(("Tokens per verification", [ours.get(r, np.nan) for r in published],
                         dict(color=tint(BLUE, .85)), "measured, our family"))
     for panel, (title, values, style, kind) in zip(panels, columns):
-        panel.barh(y, values, .62, **style)
-        for row, value in enumerate(values):
-            if np.isfinite(value):
-                panel.text(value, row, f" {value:.2f}", va="center", size=9.5)
-        panel.set(yticks=y, yticklabels=list(published), ylim=(len(y) - .4, -.6), xlim=(0, 1.2 * np.nanmax(values)),
-                  xlabel=kind, title=title)
-        panel.grid(axis="y", visible=False)
+        bars(panel, list(published), values, **style)
+        panel.set(xlabel=kind, title=title)
     return figure
 
 
@@ -130,14 +118,14 @@ def our_family(rows: Sequence[Mapping], batch: int, gamma: int) -> Figure:
                    label=label)
     for at, row in enumerate(timed):
         panel.text(0.02, at, f"{row['measured']:.2f}", va="center", size=9.5)
-    panel.axvline(1, color=INK, linewidth=1, linestyle=":")
+    one(panel, "x")
     off = max((abs(row["own"] / row["measured"] - 1) for row in timed), default=0)
     title = f"Given the run's own tokens per verification, the model is within {off:.0%} of the clock" if timed else \
         "What the model says of our family"
     panel.set(yticks=y, yticklabels=[row["drafter"] for row in rows], ylim=(len(rows) - .4, -.6), title=title,
               xlabel=f"throughput over plain decoding, batch {batch}, gamma {gamma}")
     panel.grid(axis="y", visible=False)
-    figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    legend_below(figure, ncols=2)
     return figure
 
 
@@ -165,7 +153,7 @@ def acceptance(rows: Sequence[Mapping], bar: float, here: Sequence[Mapping] = ()
                                     + (" of it" if "/" in row["window"] else " tokens") for row in rows],
              ylim=(y[-1] + .6, -.6), xlim=(0, 1.05), xlabel="of the tested tokens (measured)", title="Accepted")
     right.set(xlabel="measured, gamma 4", title="Tokens per verification", xlim=(0, 5.2))
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    legend_below(figure, ncols=2)
     return figure
 
 
@@ -175,8 +163,7 @@ def _setting(row: Mapping) -> tuple:
 
 def _by_context(panel, contexts: Sequence[int]) -> None:
     """A logarithmic axis of context lengths, with numbers a reader can say."""
-    panel.set_xscale("log", base=2)
     shown = [c for c in contexts if np.log2(c) % 3 == 1]
-    panel.set_xticks(shown, [f"{c // 1024}k" if c >= 1024 else str(c) for c in shown], minor=False)
-    panel.minorticks_off()
+    logarithmic(panel, "x", shown)
+    panel.set_xticklabels([f"{c // 1024}k" if c >= 1024 else str(c) for c in shown])
     panel.set_xlabel("context, tokens")

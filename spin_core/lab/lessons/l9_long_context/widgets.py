@@ -13,15 +13,17 @@ from spin_core.lab.simulate import spire
 WINDOWS = {"an eighth of the context": None, "64 tokens": 64, "1024 tokens": 1024}
 
 
-def model(batch: int = 64, context: int = 512) -> Panel:
+def model(batch: int = 16, context: int = 16_384) -> Panel:
     """Batch, context, gamma, window rule and hardware intensity -> passes and throughput multipliers."""
-    controls = [SelectionSlider(options=[2 ** n for n in range(11)], value=batch, description="batch, requests"),
-                SelectionSlider(options=lesson.CONTEXTS, value=context, description="context, tokens"),
-                IntSlider(spire.DRAFTED, 1, 10, description="γ, drafted tokens", continuous_update=False),
-                Dropdown(options=list(WINDOWS), description="window"),
+    controls = [SelectionSlider(options=[2 ** n for n in range(11)], value=batch, description="batch, requests",
+                                tooltip="served at once"),
+                SelectionSlider(options=lesson.CONTEXTS, value=context, description="context, tokens", tooltip="of each request"),
+                IntSlider(spire.DRAFTED, 1, 10, description="γ, drafted tokens", tooltip="per verification",
+                          continuous_update=False),
+                Dropdown(options=list(WINDOWS), description="window", tooltip="what a sparse draft sees"),
                 SelectionSlider(options=[25, 50, 100, 200, 300, 600, 1200], value=int(spire.HOI),
-                                description="FLOP per byte")]
-    return Panel(controls, lambda: picture(*(c.value for c in controls)),
+                                description="FLOP per byte", tooltip="what the hardware computes while it moves a byte")]
+    return Panel(controls, lambda: picture(*(c.value for c in controls)), kind="modelled", hold="x",
                  task="Where does the small drafter with a full cache win? What does a CPU, with few FLOP per byte, make of it?",
                  presets={"one short chat": {"batch, requests": 1, "context, tokens": 512},
                           "many long texts": {"batch, requests": 64, "context, tokens": 16_384},
@@ -39,10 +41,11 @@ def picture(batch: int, context: int, drafted: int, window: str, hoi: float) -> 
 
 def our_family() -> Panel:
     """Batch and gamma -> the model on our family's costs, beside what was measured at that setting."""
-    controls = [SelectionSlider(options=[1, 2, 4, 8, 16], value=lesson.LIVE_BATCH, description="batch, requests"),
-                IntSlider(2, 1, 8, description="γ, drafted tokens", continuous_update=False)]
+    controls = [SelectionSlider(options=[1, 2, 4, 8, 16], value=lesson.LIVE_BATCH, description="batch, requests",
+                                tooltip="served at once"),
+                IntSlider(2, 1, 8, description="γ, drafted tokens", tooltip="per verification", continuous_update=False)]
 
     def draw() -> Figure:
         batch, gamma = (c.value for c in controls)
         return plots.our_family(lesson.our_family(batch, gamma)[0], batch, gamma)
-    return Panel(controls, draw, task="Which drafter pays at batch 1, and which at batch 16? Why?")
+    return Panel(controls, draw, kind="modelled, measured", task="Which drafter pays at batch 1, and which at batch 16? Why?")

@@ -1,4 +1,7 @@
-"""What a selector believed in a step, and why it chose: for lessons and for debugging."""
+"""What a selector believed in a step, and why it chose: for lessons and for debugging.
+
+>>> steps = watch(engine.selection.selector)        # one Explanation per step, from now on
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy import ndarray
+
+from spin_core.select import Selector
 
 
 class Explanation(NamedTuple):
@@ -74,9 +79,15 @@ def _why(estimate: ndarray, chosen: int, exploring: bool, best: bool) -> str:
     return "explores" if exploring else "for the batch"     # places are few, a draw, or drafters that share passes
 
 
-def explained(selector, views: Sequence, places: ndarray, weights: ndarray, arms: ndarray,
-              gammas: ndarray) -> Explanation:
-    """The explanation of an assignment: what :meth:`spin_core.select.base.Selector.explain` returns."""
+def explain(selector: Selector) -> Explanation | None:
+    """What ``selector`` believes, and why it chose as it did in the last ``assign``; None before the first.
+
+    Called right after ``assign`` it shows the beliefs by which the policy chose; after ``observe``, those that it has
+    by then.
+    """
+    if selector.assigned is None:
+        return None
+    views, places, weights, arms, gammas = selector.assigned
     estimate, count = selector.beliefs(views)
     found = np.ones(weights.shape, bool)
     ready, current = found.copy(), np.full(len(views), -1)
@@ -90,7 +101,7 @@ def explained(selector, views: Sequence, places: ndarray, weights: ndarray, arms
                        *np.full((4, len(views)), np.nan))
 
 
-def watch(selector) -> list[Explanation]:
+def watch(selector: Selector) -> list[Explanation]:
     """From now on keep an explanation of every step of ``selector``, in a simulation or in an engine: the list that is
     returned grows. What a step earned is filled in once it is observed, also where micro-batches overlap."""
     steps: list[Explanation] = []
@@ -101,7 +112,7 @@ def watch(selector) -> list[Explanation]:
         choices = assign(views, capacities)
         if views:
             last.update(dict.fromkeys((v.request for v in views), len(steps)))
-            steps.append(selector.explain())
+            steps.append(explain(selector))
         return choices
 
     def watched_observe(outcomes):

@@ -6,7 +6,6 @@ import functools
 import os
 import platform
 import subprocess
-import sys
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 from spin_core import threads
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 """The checkout (or, for an installed copy, the folder that holds the package)."""
 
 PACKAGES = ("spin-core", "torch", "triton", "transformers", "tokenizers", "numpy")
@@ -90,7 +89,7 @@ def _hardware() -> dict[str, Any]:
         cores = os.cpu_count()
     return {
         "machine": f"{platform.system()} {platform.machine()}",
-        "cpu": _cpu(),
+        "cpu": threads.cpu_name(),
         "cpu_kind": _cpu_kind(),
         "cores": cores,
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
@@ -98,32 +97,14 @@ def _hardware() -> dict[str, Any]:
     }
 
 
-def _cpu() -> str:
-    """Model name of the processor, or at least its architecture."""
-    if sys.platform == "darwin":
-        name = _output("sysctl", "-n", "machdep.cpu.brand_string")
-    else:
-        name = _cpuinfo().get("model name")
-    return name or platform.processor() or platform.machine()
-
-
 def _cpu_kind() -> str | None:
     """For example "family 23, model 1, avx2"."""
-    about = _cpuinfo()
+    about = threads.cpuinfo()
     if "cpu family" not in about:
         return None
     flags = about.get("flags", "").split()
     vectors = [f", {name}" for name in ("avx512f", "avx2", "avx") if name in flags][:1]
     return f"family {about['cpu family']}, model {about.get('model')}{''.join(vectors)}"
-
-
-def _cpuinfo() -> dict[str, str]:
-    """What Linux tells of the first processor; empty elsewhere."""
-    try:
-        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
-    except OSError:
-        return {}
-    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
 
 
 def _output(*command: str) -> str:

@@ -7,7 +7,8 @@ import pytest
 
 from spin_core.lab.simulate.replay import replay
 from spin_core.lab.simulate.synthetic import synthetic
-from spin_core.select import NONE, Outcome, RequestView, make, watch
+from spin_core.lab.explain import explain, watch
+from spin_core.select import NONE, Outcome, RequestView, make
 from tests.select.test_policies import POLICIES, build, serve
 
 ARMS, GAMMA = ["a", "b", "ngram"], {"a": 2, "b": 4, "ngram": 8}
@@ -16,7 +17,7 @@ ARMS, GAMMA = ["a", "b", "ngram"], {"a": 2, "b": 4, "ngram": 8}
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_explains_its_choice_and_explaining_changes_nothing(policy):
     plain, watched = build(policy, seed=4), build(policy, seed=4)
-    assert plain.explain() is None
+    assert explain(plain) is None
     steps = watch(watched)
     choices = serve(watched, 12, capacities={"b": 1})
     assert choices == serve(plain, 12, capacities={"b": 1}) and len(steps) == 12
@@ -52,6 +53,6 @@ def test_requests_that_have_left_keep_no_rows(policy):
     selector = make(policy, recording.arms)
     steps = watch(selector)
     replay(recording, selector, batch=2)
-    assert selector.explain().requests == steps[-1].requests and steps[-1].earned.sum() > 0
+    assert explain(selector).requests == steps[-1].requests and steps[-1].earned.sum() > 0
     books = selector.survival if policy == "spin-full" else selector.ledger
     assert not books.row

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from spin_core import provenance
+from spin_core.lab import provenance
 
 
 def git(folder: Path, *arguments: str) -> str:
