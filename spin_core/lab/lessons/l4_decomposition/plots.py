@@ -166,7 +166,7 @@ def verify_latency(by_batch: Mapping[int, Mapping[str, float]], by_skew: Mapping
             at = i + (j - (len(times) - 1) / 2) * 0.3
             bar = ax.bar(at, time, 0.27, color=WAYS[way][0])
             ax.bar_label(bar, fmt="%.0f", size=8.5)
-    ax.set(xticks=range(len(whole)), xticklabels=list(whole), ylabel="ms, whole verification",
+    ax.set(xticks=range(len(whole)), xticklabels=[kind.replace(", ", ",\n") for kind in whole], ylabel="ms, whole verification",
            title="Alpaca, batch 16", xlim=(-0.6, len(whole) - 0.4))
     ax.margins(y=0.12)
     ax.grid(axis="x", visible=False)
