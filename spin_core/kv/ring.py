@@ -111,8 +111,8 @@ class RingStep:
     """The attention of one pass over a :class:`RingCache`; it stands in for the cache, too, while the pass runs.
 
     New tokens attend to what the ring held before and to each other; only then are they written, for in a long chunk
-    the last ones overwrite what the first ones see. ``sights``: by layer, what a layer with a window of its own sees
-    (:class:`spin_core.decompose.needs.Sight`); of that, it sees what the ring holds. Raises ValueError for a token tree.
+    the last ones overwrite what the first ones see. ``sights``: by layer, the window of a layer that has one of its own
+    (:class:`spin_core.decompose.needs.Sight`), of which it sees what the ring holds. Raises ValueError for a tree.
     """
 
     def __init__(self, batch: RaggedBatch, cache: RingCache, sights: dict) -> None:
@@ -120,7 +120,8 @@ class RingStep:
             raise ValueError("a sparse cache serves chains, not token trees")
         self.batch, self.cache, self.device = batch, cache, cache.k[0].device
         self.sights = sights
-        self.views = {sight: [self._visible(*request, sight) for request in zip(batch.slots, batch.prefix, batch.counts)]
+        requests = list(zip(batch.slots, batch.prefix, batch.counts))
+        self.views = {sight: [self._visible(*request, sight) for request in requests]
                       for sight in {None, *sights.values()}}
         claims = [cache.claim(slot, count) for slot, count in zip(batch.slots, batch.counts)]
         self.rows = torch.cat([kept + start for (kept, _), start in zip(claims, batch.starts)]).to(self.device)

@@ -142,8 +142,8 @@ def _on_ragged_batches(model: PreTrainedModel, slots: int, max_len: int, verific
             ready.attentions.setdefault(ready.shape(i), Attention(verification, layer.heads, cache, i))
         return ready
     if other := [i for i, layer in odd.items() if not layer.alike(base)]:
-        raise NotImplementedError(f"layer {min(other)} has a cap, sinks or widths of its own, which a sparse cache does "
-                                  "not serve")
+        raise NotImplementedError(f"layer {min(other)} has a cap, sinks or widths of its own, which a sparse cache "
+                                  "does not serve")
     cache = RingCache(window, *shape)
     ready = Prepared(shared, cache, needs, {}, like=like)
     ready.attentions[ready.base] = RingAttention(cache, {i: layer.sight for i, layer in odd.items()})

@@ -76,7 +76,7 @@ def fixed_drafter(text: str) -> str:
 
 
 def run(args) -> Report:
-    whole = Report("plain" if args.plain else "peers", [])      # reports of a name replace each other where they are read
+    whole = Report("plain" if args.plain else "peers", [])       # of a name the newest is read
     try:
         measure(args, whole)
     except (Exception, KeyboardInterrupt) as error:     # what was measured is kept, if there is anything

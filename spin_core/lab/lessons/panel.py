@@ -25,8 +25,8 @@ class Panel(VBox):
     ``draw`` is shown as a sentence, and the last picture stays. A viewer without widgets shows the picture alone.
     """
 
-    def __init__(self, controls: Sequence, draw: Callable[[], Figure], *, task: str = "", kind: str = "", hold: str = "",
-                 presets: Mapping[str, Mapping[str, object]] | None = None) -> None:
+    def __init__(self, controls: Sequence, draw: Callable[[], Figure], *, task: str = "", kind: str = "",
+                 hold: str = "", presets: Mapping[str, Mapping[str, object]] | None = None) -> None:
         self.draw, self.controls = draw, [c for c in controls if isinstance(c, ValueWidget) and not isinstance(c, HTML)]
         self.quiet, self.hold, self.limits = f"<small>{kind}</small>" if kind else "", hold, {}
         self.picture = Image(format="png", layout=Layout(width="100%", max_width="960px"))

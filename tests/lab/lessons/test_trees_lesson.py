@@ -64,14 +64,11 @@ def test_pictures_of_tests_show_what_is_needed():
     assert len(plots.trials(trials).axes) == 2, "no panel stays empty"
 
 
-def test_findings_on_width_are_read_off_the_numbers():
+def test_tokens_per_verification_are_a_ratio_of_sums():
     def runs(*lengths: int) -> list[list[Event]]:
         return [[Event("step", 0.0, 0, emitted=[0] * n, accepted=n - 1) for n in lengths]]
 
     assert trees.tokens_per_verification(runs(1, 3) + runs(2)).value == 2
-    assert trees.what_width_cost({1: {1: 10.0, 5: 15.0}, 4: {1: 9.0, 5: 6.0}}, {1: 1.5, 5: 1.8}).splitlines() == [
-        "batch 1: width 1 is the fastest; with 5 children a step takes 1.80 times as long as with 1, for 1.20 times the tokens",
-        "batch 4: width 5 is the fastest; with 5 children a step takes 0.80 times as long as with 1, for 1.20 times the tokens"]
 
 
 def test_width_is_worth_more_where_later_guesses_are_right():

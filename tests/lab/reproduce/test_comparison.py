@@ -131,20 +131,6 @@ def test_the_command_writes_it(copy, monkeypatch, capsys):
 # ---- what lesson 7 says beside the figures
 
 
-def test_spin_stands_beside_vanilla_and_the_best_fixed_drafter_where_they_were_measured():
-    sets = {"chat": {"vanilla": 10, "best fixed drafter": 12, "SPIN": 9}, "mix": {"best fixed drafter": 10, "SPIN": 11}}
-    assert lesson.beside_the_best({"box, batch 8": sets, "card": {"chat": {"SPIN": 1}}}) == (
-        "measured, box, batch 8: SPIN over vanilla chat 0.900 (below 1 on 1 of 1); "
-        "over the best fixed drafter chat 0.750, mix 1.100 (below 1 on 1 of 2)")
-    assert lesson.beside_the_best({}) == ""
-
-
-def test_captions_name_a_gpu_only_where_one_was_measured():
-    one = lesson.Recorded("embedded models, box", 8, {"mix": {"plain": 1.0}}, {})
-    assert lesson.measured_on([one]) == "the embedded models"
-    assert "and on a GPU models" in lesson.measured_on([one, lesson.Recorded("LLaMA-7B shape, card", 8, one.rates, {})])
-
-
 def test_ceilings_are_those_of_the_texts_that_are_served_at_scale():
     assert lesson.ceilings_at_scale("CP", 4, 2) == paper.selection_ceilings("CP", 12, 4)
 

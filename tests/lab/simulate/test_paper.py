@@ -244,12 +244,3 @@ def test_the_benchmarks_systems_are_known_by_name():
     """Else their rows would be left out in silence."""
     assert {names.PLAIN, names.FIXED, names.SPIN, *names.RUNGS, names.WHOLE} <= lesson.LADDER_NAMES.keys()
     assert set(lesson.LADDER) <= set(lesson.LADDER_NAMES.values())
-
-
-def test_steps_that_lose_are_named():
-    ladders = {"A": {"vanilla": 10, "+ selection": 9, "+ decomposition": 12, "+ pipeline": 12},
-               "B": {"vanilla": 10, "+ selection": 11, "+ decomposition": 12, "+ pipeline": 11.4}}
-    assert lesson.steps_that_lose(ladders).splitlines() == [
-        "'+ selection' is below the step before it on 1 of 2 data sets: A 0.900",
-        "'+ decomposition' is below the step before it on 0 of 2 data sets",
-        "'+ pipeline' is below the step before it on 1 of 2 data sets: B 0.950"]

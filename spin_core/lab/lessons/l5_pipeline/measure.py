@@ -17,7 +17,8 @@ def stored_counts(directory: str | Path | None = None) -> tuple[dict, dict[int, 
     found = max(stored("pipeline", directory=directory), key=lambda one: one.origin.get("date") or "", default=None)
     if found is None:
         return None
-    goodput = {row["micro_batches"]: row for what in ("compared", "picking") for row in found.rows if row["what"] == what}
+    goodput = {row["micro_batches"]: row for what in ("compared", "picking") for row in found.rows
+               if row["what"] == what}
     times: dict[int, list[Stage]] = {}
     for row in found.rows:
         if row["what"] == "stage":
@@ -30,9 +31,12 @@ def modelled(stages: Mapping[int, tuple[Stage, Stage]], counts: Sequence[int]) -
     count, relative to taking turns with all. "refilled": the pipeline runs empty at the end of every round."""
     whole, half = stages[max(stages)], stages[min(stages)]
     turns = sum(stage.seconds for stage in whole)
-    lines = {name: {m: turns / round_seconds(*pair, m, refill) for m in counts} for name, pair, refill in (
-        ("a device per stage", whole, False), ("the same, refilled", whole, True), ("half the cores per stage", half, False))}
-    return lines | {"half the cores per stage": lines["half the cores per stage"] | {1: 1.0}}     # one alone has all cores
+    ways = {"a device per stage": (whole, False), "the same, refilled": (whole, True),
+            "half the cores per stage": (half, False)}
+    lines = {name: {m: turns / round_seconds(*pair, m, refill) for m in counts}
+             for name, (pair, refill) in ways.items()}
+    lines["half the cores per stage"][1] = 1.0          # a single micro-batch has all cores
+    return lines
 
 
 def round_seconds(draft: Stage, verify: Stage, count: int, refill: bool) -> float:

@@ -92,7 +92,8 @@ def microbatches(goodput: Mapping[int | str, Mapping], modelled: Mapping[str, Ma
     filled = HOLLOW | {"color": GREEN, "markerfacecolor": GREEN}
     for rows, label, marks in ((goodput, "measured", filled), (here or {}, "this run", HOLLOW)):
         known = [c for c in counts if c in rows]
-        right.plot(known, [rows[c]["goodput"] / rows["off"]["goodput"] for c in known], label=label if known else None, **marks)
+        right.plot(known, [rows[c]["goodput"] / rows["off"]["goodput"] for c in known], **marks,
+                   label=label if known else None)
     right.plot(list(published), list(published.values()), "*", color=RED, markersize=13,
                label="published, Alpaca (V100s)")
     right.axhline(1, color=GREY, linewidth=1, linestyle=":")

@@ -35,7 +35,8 @@ def overlap(draft: float = 20.0, verify: float = 40.0, fixed: float = 0.3, count
                             f"pipeline, {m.value} micro-batches": schedule(m.value, True)},
                            title=f"{ROUNDS} rounds")
 
-    return Panel([d, v, f, m], draw, kind="modelled", hold="x", task="From which fixed share on is the pipeline slower than taking turns? Which stage "
+    return Panel([d, v, f, m], draw, kind="modelled", hold="x",
+                 task="From which fixed share on is the pipeline slower than taking turns? Which stage "
                  "should be made faster, and when does that stop helping?", presets={
                      "nothing fixed": {f.description: 0.0, m.description: 4}, "all fixed": {f.description: 1.0},
                      "equal stages": {d.description: 40.0, v.description: 40.0}})
@@ -60,7 +61,8 @@ def replay(engine: Engine) -> Panel:
         window = whole.between(begin, begin + length)
         return plots.gantt({f"{begin - whole.start:.2f} s after the first draft": window}, title="A run of this engine")
 
-    panel = Panel([again, where, width], draw, kind="measured", task="Find a bubble of drafting: what does the drafter wait for?")
+    panel = Panel([again, where, width], draw, kind="measured",
+                  task="Find a bubble of drafting: what does the drafter wait for?")
 
     def reread(_button) -> None:
         read["schedule"] = schedule_of(last_run(engine.trace.events))

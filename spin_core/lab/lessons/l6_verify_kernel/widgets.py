@@ -19,5 +19,6 @@ def bias() -> Panel:
         q = (1 - distance.value) * P + distance.value * Q
         return verify_kernel.bias({name: measure(rule, P, q) for name, rule in {**LOSSLESS, **BIASED}.items()})
 
-    return Panel([distance], draw, kind="by exact enumeration", task="At which distance is a biased rule hardest to find by looking at text?",
+    return Panel([distance], draw, kind="by exact enumeration",
+                 task="At which distance is a biased rule hardest to find by looking at text?",
                  presets={"the target itself": {distance.description: 0.0}, "far away": {distance.description: 1.0}})

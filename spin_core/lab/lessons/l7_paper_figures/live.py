@@ -174,8 +174,7 @@ def dashboard(server: Server) -> VBox:
 def render(server: Server) -> str:
     """The dashboard as HTML: numbers, the stages of the latest steps, the running requests, the last settings."""
     numbers = server.numbers()
-    accepted = "–" if numbers["acceptance"] is None else f"{numbers['acceptance']:.0%}"
-    tiles = [("goodput", _goodput(numbers)), ("acceptance", accepted),
+    tiles = [("goodput", _goodput(numbers)), ("acceptance", _share(numbers["acceptance"])),
              ("counted over", f"{numbers['steps']} steps, {numbers['tokens']} tokens")]
     out = "".join(f"<div style='margin-right:34px'><div style='opacity:.7'>{name}</div><b data-number='{name}' "
                   f"style='font-size:19px'>{value}</b></div>" for name, value in tiles)
@@ -220,30 +219,36 @@ def _requests(server: Server) -> str:
     for number, (request, texts) in sorted(server.requests.items()):
         e = last.get(number)
         drafter = (e.drafter or "none") if e else ""
-        rows.append(f"<tr><td>#{number} {escape(texts)}</td><td><span style='color:{colours.get(drafter, '#999')}'>●</span> "
-                    f"{escape(drafter)}</td><td>{f'{e.accepted} of {len(e.drafted)}' if e else 'is being read'}</td>"
-                    f"<td>{len(request.output_ids)}</td></tr>")
-    return _table(("request", "drafter", "accepted in its last step", "tokens"), rows) if rows else ""
+        rows.append((f"#{number} {texts}", drafter, f"{e.accepted} of {len(e.drafted)}" if e else "is being read",
+                     len(request.output_ids), colours.get(drafter, "#999")))
+    return _table(("request", "drafter", "accepted in its last step", "tokens"), [row[:4] for row in rows],
+                  dots=[row[4] for row in rows])
 
 
 def _shares(numbers: dict) -> str:
     total = sum(numbers["served"].values())
-    rows = [f"<tr><td>{escape(name)}</td><td>{count / total:.0%}</td></tr>" for name, count in numbers["served"].items()]
-    return _table(("drafter", "share of verifications"), rows) if rows else ""
+    return _table(("drafter", "share of verifications"),
+                  [(name, f"{count / total:.0%}") for name, count in numbers["served"].items()])
 
 
 def _history(server: Server, numbers: dict) -> str:
-    def row(one: dict, note: str = "") -> str:
-        accepted = "–" if one["acceptance"] is None else f"{one['acceptance']:.0%}"
-        return "<tr>" + "".join(f"<td>{escape(str(value))}</td>" for value in (
-            one["policy"], one["texts"], one["at_once"], one["micro_batches"], f"{one['goodput']:.1f}", accepted,
-            f"{one['steps']}{note}")) + "</tr>"
-
-    rows = [row(server.settings | numbers, " (now)")] * bool(numbers["tokens"]) + [row(one) for one in server.history]
-    return _table(("drafting", "texts", "requests at once", "micro-batches", "tokens/s", "acceptance", "steps"), rows,
-                  "settings") if rows else ""
+    now = [server.settings | numbers | {"steps": f"{numbers['steps']} (now)"}] * bool(numbers["tokens"])
+    return _table(("drafting", "texts", "requests at once", "micro-batches", "tokens/s", "acceptance", "steps"),
+                  [(one["policy"], one["texts"], one["at_once"], one["micro_batches"], f"{one['goodput']:.1f}",
+                    _share(one["acceptance"]), one["steps"]) for one in [*now, *server.history]], "settings")
 
 
-def _table(heads: Sequence[str], rows: Sequence[str], name: str = "") -> str:
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0%}"
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence], name: str = "", dots: Sequence[str] = ()) -> str:
+    """``dots``: a colour for each row's second cell. No table without rows."""
+    if not rows:
+        return ""
+    cells = [[escape(str(value)) for value in row] for row in rows]
+    for row, colour in zip(cells, dots):
+        row[1] = f"<span style='color:{colour}'>●</span> {row[1]}"
     head = "".join(f"<th style='text-align:left;padding-right:16px'>{h}</th>" for h in heads)
-    return f"<table data-table='{name}' style='margin-top:10px'><tr>{head}</tr>{''.join(rows)}</table>"
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in cells)
+    return f"<table data-table='{name}' style='margin-top:10px'><tr>{head}</tr>{body}</table>"

@@ -159,8 +159,9 @@ GAIN = "python -m spin_core bench peers --plain --rounds 5 --batch 1 2 4 8 16 32
 """Measures what :func:`gain_by_batch` reads."""
 
 
-def gain_by_batch(directory: str | Path | None = None) -> tuple[dict[float, dict[int, dict]], dict[int, float], dict] | None:
-    """What the newest ``GAIN`` measured: SPIN's rows ("over_plain", with its 95 % interval) by temperature and batch, the
+def gain_by_batch(directory: str | Path | None = None
+                  ) -> tuple[dict[float, dict[int, dict]], dict[int, float], dict] | None:
+    """What ``GAIN`` measured last: SPIN's rows ("over_plain", with its 95 % interval) by temperature and batch, the
     seconds of a step of plain decoding by batch, and the provenance. None where no machine has stored it."""
     found = max(stored("plain", directory=directory), key=lambda one: one.origin.get("date") or "", default=None)
     if found is None:
@@ -188,39 +189,3 @@ def like_the_paper(found: Sequence[Recorded]) -> list[Recorded]:
     for one in sorted(found, key=lambda one: abs(one.batch - paper.BATCH)):
         nearest.setdefault(one.name, one)
     return [one for one in found if one is nearest[one.name]]
-
-
-def measured_on(found: Sequence[Recorded]) -> str:
-    """For a caption: which models the measurements that are there were made with."""
-    kinds = {EMBEDDED: "the embedded models", SHAPE: "on a GPU models of LLaMA-7B's shape with random weights, whose "
-                                                     "acceptance is replayed from recorded texts"}
-    return ", and ".join(text for kind, text in kinds.items() if any(one.name.startswith(kind) for one in found))
-
-
-def beside_the_best(here: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
-    """A line for each ``where``: SPIN over vanilla and over the best fixed drafter, ``here[where][workload][system]``, as
-    far as they were measured."""
-    out = []
-    for where, sets in here.items():
-        said = []
-        for rival, named in (("vanilla", "vanilla"), ("best fixed drafter", "the best fixed drafter")):
-            ratios = {name: s["SPIN"] / s[rival] for name, s in sets.items() if {"SPIN", rival} <= s.keys()}
-            if ratios:
-                below = sum(ratio < 1 for ratio in ratios.values())
-                said.append(f"over {named} " + ", ".join(f"{name} {ratio:.3f}" for name, ratio in ratios.items())
-                            + f" (below 1 on {below} of {len(ratios)})")
-        if said:
-            out.append(f"measured, {where}: SPIN " + "; ".join(said))
-    return "\n".join(out)
-
-
-def steps_that_lose(ladders: Mapping[str, Mapping[str, float]]) -> str:
-    """A sentence for each rung of ``ladders[data set][rung]`` that has less goodput than the rung before it."""
-    out = []
-    for before, rung in zip(LADDER[1:], LADDER[2:]):
-        ratios = {data: ladder[rung] / ladder[before] for data, ladder in ladders.items()}
-        below = {data: ratio for data, ratio in ratios.items() if ratio < 1}
-        named = ", ".join(f"{data} {ratio:.3f}" for data, ratio in below.items())
-        out.append(f"{rung!r} is below the step before it on {len(below)} of {len(ratios)} data sets"
-                   + (f": {named}" if named else ""))
-    return "\n".join(out)

@@ -126,9 +126,10 @@ def gain_by_batch(gains: Mapping[float, Mapping[int, Mapping]], step: Mapping[in
         left.errorbar(list(rows), middle, np.clip([middle - low, high - middle], 0, None), color=colour, marker=marker,
                       capsize=3, elinewidth=1.2, label=f"temperature {temperature:g}" if temperature else "greedy")
     one(left)
-    pays = [batch for rows in gains.values() for batch, row in rows.items() if (row["over_plain_low"] or row["over_plain"]) > 1]
+    pays = [batch for rows in gains.values() for batch, row in rows.items()
+            if (row["over_plain_low"] or row["over_plain"]) > 1]
     left.set(ylabel="SPIN over plain decoding (measured)", ylim=(0, None),
-             title=f"Speculation surely pays up to batch {max(pays)}" if pays else "Speculation surely pays at no batch")
+             title=f"Speculation surely pays up to batch {max(pays)}" if pays else "It surely pays at no batch")
     left.legend(loc="lower left")
     right.plot(list(step), [1e3 * seconds for seconds in step.values()], "o", color=BLUE)
     right.axhline(1e3 * step[min(step)], color=GREY, linestyle="--", linewidth=1.2)
@@ -307,5 +308,5 @@ def dashboard(schedule: Schedule, served: Mapping[str, int], *, title: str) -> F
     bars(right, names, [served[name] / total for name in names],
          [tint(GREY if name == "none" else GREEN, 0.7) for name in names], text="{:.0%}")
     right.set(xlim=(0, 1.22), ylim=(max(len(names), 3) - 0.5, -0.5), xlabel="share of verifications")
-    figure.suptitle(title)
+    figure.suptitle(title, x=0.01, ha="left", size=11, weight="bold")
     return figure

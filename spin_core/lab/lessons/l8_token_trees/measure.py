@@ -4,7 +4,7 @@ verification by drafter, shape and way of drawing."""
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -70,19 +70,6 @@ def estimate(parts: Sequence[float], of: Sequence[float]) -> Estimate:
 def tokens_per_verification(runs: Sequence[list[Event]]) -> Estimate:
     """``runs``: the verifications of each prompt."""
     return estimate([sum(len(event.emitted) for event in run) for run in runs], list(map(len, runs)))
-
-
-def what_width_cost(cost: Mapping[int, Mapping[int, float]], tau: Mapping[int, float]) -> str:
-    """A line per batch of ``cost[batch][width]``, time per token: the fastest width, and what the widest tree's step
-    takes and brings over the narrowest's."""
-    lines = []
-    for batch, by_width in cost.items():
-        narrow, wide = min(by_width), max(by_width)
-        tokens = tau[wide] / tau[narrow]
-        lines.append(f"batch {batch}: width {min(by_width, key=by_width.get)} is the fastest; with {wide} children a "
-                     f"step takes {by_width[wide] / by_width[narrow] * tokens:.2f} times as long as with {narrow}, for "
-                     f"{tokens:.2f} times the tokens")
-    return "\n".join(lines)
 
 
 def by_rank(match: Sequence[float]) -> list[float]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
@@ -13,7 +14,7 @@ from matplotlib.patches import Patch, Rectangle
 from spin_core.lab.lessons.l8_token_trees.measure import Estimate
 from spin_core.lab.lessons.l8_token_trees.steps import TreeStep, Trial
 from spin_core.lab.lessons.look import (
-    BLUE, GREEN, GREY, HOLLOW, INK, LIGHT, MONO, ORANGE, PURPLE, Q_COLOUR, RED, SERIES, SKY, WIDTH, canvas, label,
+    BLUE, GREEN, GREY, HOLLOW, INK, MONO, ORANGE, PURPLE, Q_COLOUR, RED, SERIES, SKY, WIDTH, canvas, label,
     legend_below, styled, tint)
 
 DRAFTER_COLOURS = (ORANGE, SKY, PURPLE, "#F0E442")      # drafters, in their order
@@ -110,7 +111,7 @@ def trials(found: Sequence[Trial], shown: int | None = None, title: str = "") ->
     tokens = np.arange(len(found[0].p))
     figure = Figure(figsize=(WIDTH, 3.9 if title else 3.6), layout="constrained")
     if title:
-        figure.suptitle(title, fontsize=11)
+        figure.suptitle(title, x=0.01, ha="left", size=11, weight="bold")
     row = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
     for number, axes in enumerate(row):
         axes.grid(False, axis="x")
@@ -175,7 +176,7 @@ def tables(match: Mapping[str, Mapping[str, Sequence[Estimate]]], tau: Mapping[s
         above.set(title=f"{way}: the first is right {best[0].value:.0%}, one of {len(best)} {best[-1].value:.0%}",
                   xlabel="k", xticks=range(1, 6), ylim=(0, 1.02))
         widths = sorted(tau[way])
-        _line(below, widths, [tau[way][w] for w in widths], 0, "measured")
+        _line(below, widths, [tau[way][w] for w in widths], 0, "trees, measured")
         below.plot(list(here[1][way]), [one.value for one in here[1][way].values()], label="this run",
                    **HOLLOW | {"color": SERIES[0][0]})
         for panel, known in ((above, dict(enumerate(published_match[way], 1))), (below, published_tau[way])):
@@ -205,29 +206,17 @@ def latency(cost: Mapping[int, Mapping[int, float]]) -> Figure:
     numbers are relative to width 1."""
     batches, widths = list(cost), list(next(iter(cost.values())))
     relative = np.array([[cost[b][w] / cost[b][widths[0]] for w in widths] for b in batches])
-    figure = Figure(figsize=(WIDTH, 1.5 + 0.5 * len(batches)), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = canvas(1.5 + 0.5 * len(batches))
     spread = max(0.05, float(np.abs(relative - 1).max()))
-    for i, b in enumerate(batches):
-        best = int(relative[i].argmin())
-        for j, w in enumerate(widths):
-            share = min(1.0, abs(relative[i, j] - 1) / spread)
-            colour = GREEN if relative[i, j] < 1 else RED
-            axes.add_patch(Rectangle((j - 0.48, i - 0.46), 0.96, 0.92, facecolor=tint(colour, 0.6 * share),
-                                     edgecolor=INK if j == best else LIGHT, linewidth=2.2 if j == best else 0.8,
-                                     zorder=3 if j == best else 2))
-            axes.text(j, i, f"{relative[i, j]:.2f}\n{cost[b][w]:.0f} ms", ha="center", va="center", fontsize=9,
-                      zorder=4)
-    axes.set(xlim=(-0.6, len(widths) - 0.4), ylim=(len(batches) - 0.4, -0.6), xticks=range(len(widths)),
-             yticks=range(len(batches)), xlabel="children at the third level", ylabel="requests served at once",
-             title=_widest(relative, batches, widths))
-    axes.set_xticklabels([str(w) for w in widths])
-    axes.set_yticklabels([str(b) for b in batches])
+    axes.imshow(1 - relative, cmap=LinearSegmentedColormap.from_list("", [tint(RED, 0.6), "white", tint(GREEN, 0.6)]),
+                vmin=-spread, vmax=spread, aspect="auto")
+    for i, row in enumerate(relative):
+        for j, value in enumerate(row):
+            axes.text(j, i, f"{value:.2f}\n{cost[batches[i]][widths[j]]:.0f} ms", ha="center", va="center", fontsize=9)
+        axes.add_patch(Rectangle((row.argmin() - 0.49, i - 0.47), 0.98, 0.94, fill=False, edgecolor=INK, linewidth=2.2))
+    axes.set(xticks=range(len(widths)), xticklabels=widths, yticks=range(len(batches)), yticklabels=batches,
+             xlabel="children at the third level", ylabel="requests served at once",
+             title=f"{widths[-1]} children: a token takes {relative[0, -1]:.2f}× as long as with {widths[0]} at batch "
+                   f"{batches[0]}, {relative[-1, -1]:.2f}× at {batches[-1]} (framed: the fastest)")
     axes.grid(False)
     return figure
-
-
-def _widest(relative: np.ndarray, batches: Sequence[int], widths: Sequence[int]) -> str:
-    """What the widest tree costs per token at the smallest and at the largest batch, in a sentence."""
-    return (f"{widths[-1]} children: a token takes {relative[0, -1]:.2f}× as long as with {widths[0]} at batch {batches[0]}, "
-            f"{relative[-1, -1]:.2f}× at {batches[-1]} (framed: the fastest)")

@@ -51,7 +51,8 @@ def editor(engine: Engine, prompts: Mapping[str, str], drafters: Sequence[Sequen
         return plots.tree(found[at - 1], choice.value, f"Step {at} of {len(found)}, "
                           f"{f'temperature {heat.value:g}' if heat.value else 'greedy'}: ")
 
-    return Panel([prompt, choice, shape, heat, number, said], draw, kind="measured", task="Find a step whose path leaves the first branch. "
+    return Panel([prompt, choice, shape, heat, number, said], draw, kind="measured",
+                 task="Find a step whose path leaves the first branch. "
                  "Then a wide tree: does it bring more tokens per verification than a deep one of as many nodes?",
                  presets={"a chain": {"shape": "1,1,1"}, "wide": {"shape": "4,1"}, "deep": {"shape": "1,1,1,1,1,1,1,1"}})
 
@@ -68,4 +69,5 @@ def stepper() -> Panel:
         way = drawing.value.replace("_", " ")
         return plots.trials(walk(drawing.value, seed.value), shown.value, f"Children drawn: {way} (seed {seed.value})")
 
-    return Panel([drawing, seed, shown], draw, kind="modelled, on made-up distributions", task="Find a seed whose third child is accepted. What is left of p then?")
+    return Panel([drawing, seed, shown], draw, kind="modelled, on made-up distributions",
+                 task="Find a seed whose third child is accepted. What is left of p then?")

@@ -8,7 +8,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from spin_core.lab.lessons.look import (
-    BLUE, GREEN, GREY, INK, ORANGE, PUBLISHED, PURPLE, RED, SKY, bars, canvas, legend_below, logarithmic, one, styled, tint)
+    BLUE, GREEN, GREY, INK, ORANGE, PUBLISHED, PURPLE, RED, SKY, bars, canvas, legend_below, logarithmic, one, styled,
+    tint)
 
 SYSTEMS = {"vanilla": ORANGE, "MagicDec": SKY, "SPIRe": GREEN}
 

@@ -48,4 +48,5 @@ def our_family() -> Panel:
     def draw() -> Figure:
         batch, gamma = (c.value for c in controls)
         return plots.our_family(lesson.our_family(batch, gamma)[0], batch, gamma)
-    return Panel(controls, draw, kind="modelled, measured", task="Which drafter pays at batch 1, and which at batch 16? Why?")
+    return Panel(controls, draw, kind="modelled, measured",
+                 task="Which drafter pays at batch 1, and which at batch 16? Why?")
