@@ -99,7 +99,7 @@ def stored_goodput(policies: Sequence[str], directory: str | Path | None = None)
         -> tuple[dict[str, tuple[float, float]], dict]:
     """Tokens per second and half of the 95 % interval by policy, ceilings included, and the provenance as a series has it: of
     a stored ``bench select`` (all recorded requests, many orders of service) that knows all ``policies``; else nothing."""
-    for found in stored("select", lambda row: row["costs"] == "measured", directory):
+    for found in stored("select", lambda row: row["costs"] == "measured" and "goodput" in row, directory):
         rows = {f"fixed:{NONE}" if row["policy"] == NONE else row["policy"]: row
                 for row in found.rows}
         if set(policies) <= set(rows):
