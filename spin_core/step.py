@@ -157,7 +157,7 @@ class Step:
     def draft(self, work: list[Work], watch: Watch) -> list[DraftGroup]:
         """Have each drafter propose for its requests. Those of a drafter that fails go on without a draft."""
         watch.enter(None)
-        prefill = [w for w in work if not w.last_chunk]
+        prefill = [w for w in work if not w.last_chunk]     # no draft; the trace calls their drafter "none"
         groups = [DraftGroup(prefill, None, "none", [0] * len(prefill))] if prefill else []
         by_name: dict[str, list[Work]] = {}
         for w in work:

@@ -1,10 +1,10 @@
 """How many threads torch computes with, and how idle ones wait: set before torch is loaded, on any path to it.
 
 Threads that share an operation meet at barriers. By default the early ones wait there *actively*, which is the fastest
-way on a quiet machine. Beside other programs it is by far the slowest: the last thread waits for a core while the others
-burn theirs. (The products of one decoding step, two threads, two cores, 13 other programs: 1,000 ms; with sleeping
-threads 40 ms, as with one thread.) So idle threads sleep, and there are as many threads as there are free cores. What
-the environment already says stays as it is: ``OMP_NUM_THREADS=4 python ...`` computes with four threads.
+way on a quiet machine. Beside other programs it is by far the slowest: the last thread waits for a core while the
+others burn theirs. (The products of one decoding step, two threads, two cores, 13 other programs: 1,000 ms; with
+sleeping threads 40 ms, as with one thread.) So idle threads sleep, and there are as many threads as there are free
+cores. What the environment already says stays as it is: ``OMP_NUM_THREADS=4 python ...`` computes with four threads.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import sys
 from pathlib import Path
 
 WAITING = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}
-"""A thread looks a thousand times, for microseconds, before it sleeps: that bridges the gaps between a layer's products.
-"""
+"""A thread looks a thousand times, for microseconds, before it sleeps: that bridges the gaps between products."""
 COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 OURS = "SPIN_SET_THREADS"
 """Names which variables this module has set: a child process inherits them, and decides anew."""
@@ -42,7 +41,7 @@ def _waiting_chosen(environ: dict[str, str]) -> bool:
 
 
 def setting(environ: dict[str, str] = os.environ) -> dict[str, str]:
-    """What the environment says of threads, and who said so: {variable: "value (spin_core)" or "value (environment)"}."""
+    """What the environment says of threads, and whether we said so: {variable: "value (spin_core | environment)"}."""
     ours = environ.get(OURS, "").split()
     return {name: f"{environ[name]} ({'spin_core' if name in ours else 'environment'})"
             for name in (*COUNTS, *WAITING) if name in environ}
@@ -75,7 +74,8 @@ def cpu_name() -> str:
     """The processor's model, or at least its architecture."""
     name = cpuinfo().get("model name")
     if sys.platform == "darwin":
-        name = subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True).stdout.strip()
+        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        name = subprocess.run(command, capture_output=True, text=True).stdout.strip()
     return name or platform.processor() or platform.machine()
 
 

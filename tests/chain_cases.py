@@ -77,7 +77,8 @@ def plain_verdict(logits: Tensor, tokens: list[int], distributions: list[Tensor 
         return int(exponential_race(weights[None], sampling.seed, torch.tensor([position + i]), RESIDUAL))
 
     try:
-        return accept_reject(tokens, p, q, lambda i: uniform(sampling.seed, torch.tensor([position + i]), ACCEPT)[0], draw)
+        return accept_reject(tokens, p, q, lambda i: uniform(sampling.seed, torch.tensor([position + i]), ACCEPT)[0],
+                             draw)
     except ArithmeticError:
         return None
 

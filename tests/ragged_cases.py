@@ -66,7 +66,8 @@ def special(draw) -> dict:
 
 def case(requests, *, kv: int = 2, group: int = 3, dim: int = 8, dtype=torch.float64, seed: int = 0, layers: int = 1,
          device="cpu", max_len: int = MAX_LEN, poison: float = float("nan"), value_dim: int | None = None,
-         sight: Sight | None = None, softcap: float | None = None, sinks: bool = False, ring: int | None = None) -> Case:
+         sight: Sight | None = None, softcap: float | None = None, sinks: bool = False,
+         ring: int | None = None) -> Case:
     """A cache that holds NaN wherever no request of the batch has a token, in slots of another order."""
     generator = torch.Generator().manual_seed(seed)
     random = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731

@@ -165,7 +165,8 @@ def test_what_is_shown_is_the_text_cut_before_its_stop_string(family, capsys, dr
 def test_a_character_made_of_several_tokens_is_shown_whole(family, capsys, drafter):
     spell = "a\N{WATER WAVE}b\N{SPARKLES}".encode()
     family.decode = lambda ids: bytes(spell[i % len(spell)] for i in range(len(ids))).decode(errors="replace")
-    assert main(["generate", "--prompt", "a" * len(spell), "--drafter", drafter, "--gamma", "2", "--max-new-tokens", "18"]) == 0
+    assert main(["generate", "--prompt", "a" * len(spell), "--drafter", drafter, "--gamma", "2",
+                 "--max-new-tokens", "18"]) == 0
     assert _unmarked(capsys) == spell.decode() * 2
 
 

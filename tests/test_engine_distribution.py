@@ -1,7 +1,7 @@
 """The distribution of the whole engine, end to end: enumerated with the unmodified model, against many seeds (rule 6).
 
-Vocabularies are so small that the probability of every text of three tokens can be written down. The target's distribution comes
-from the model library's own forward pass and its own logit warpers.
+Vocabularies are so small that the probability of every text of three tokens can be written down. The target's
+distribution comes from the model library's own forward pass and its own logit warpers.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def p_value(seen: Counter, expected: dict[tuple[int, ...], float]) -> float:
     return float(chi2.sf(sum((s - e) ** 2 / e for s, e in classes), len(classes) - 1))
 
 
-def test_the_enumeration_is_a_law_and_the_filter_filters():
+def test_the_enumeration_is_a_distribution_and_the_filter_filters():
     for params in (PLAIN, FILTERED):
         assert sum(distribution(params).values()) == pytest.approx(1)
     assert min(distribution(PLAIN).values()) > 0
@@ -90,11 +90,11 @@ def test_the_enumeration_is_a_law_and_the_filter_filters():
     ("sparse:target:4", 2, FILTERED, 4_000), ("vote:other,near,ngram", 2, PLAIN, 4_000)],
     ids=["another model", "subset vocabulary, top-p", "prompt lookup", "near model, top-p", "plain", "sparse cache",
          "self-speculation, top-p", "vote"])
-def test_the_engines_texts_follow_the_targets_law(drafter, gamma, params, count):
+def test_the_engines_texts_follow_the_targets_distribution(drafter, gamma, params, count):
     assert p_value(texts(drafter, gamma, params, count), distribution(params)) > 1e-3
 
 
-def test_texts_follow_the_targets_law_under_spin_whoever_drafts(monkeypatch):
+def test_texts_follow_the_targets_distribution_under_spin_whoever_drafts(monkeypatch):
     arms = ["sparse:near:3", "sparse:target:4", "vote:other,near,ngram", "tree:other,near:2,1"]
     # left to itself it would soon draft no more: models so small are fastest alone, and nothing else may pay
     monkeypatch.setattr(Spin, "_may_pay", lambda self, views, rates: np.ones_like(rates, bool))
@@ -115,7 +115,7 @@ class Liar(ModelDrafter):
         return draft
 
 
-def test_a_drafter_that_lies_about_its_law_is_caught():
+def test_a_drafter_that_lies_about_q_is_caught():
     """The test above has power: it sees this bias with less than half of the seeds."""
     engine = Engine(family(), "other", 2, max_batch=256, max_len=16)
     engine.drafters["other"] = Liar(family().drafters["other"], 256, 16, VOCAB)

@@ -327,7 +327,8 @@ def test_impossible_limits_are_refused_and_named(name, value):
 
 
 def test_unknown_drafters_list_the_known_ones():
-    with pytest.raises(ValueError, match="unknown drafter 'nera'; known: near, subset, other, same, short, ngram, none"):
+    with pytest.raises(ValueError,
+                       match="unknown drafter 'nera'; known: near, subset, other, same, short, ngram, none"):
         Engine(tiny.family(), "nera")
     engine = Engine(tiny.family(), "near")
     with pytest.raises(ValueError, match="unknown drafter 'x'"):

@@ -1,4 +1,5 @@
-"""Trees through the whole engine: greedy text equals plain decoding, and the distribution of sampled text is the target's."""
+"""Trees through the whole engine: greedy text equals plain decoding, and the distribution of sampled text is the
+target's."""
 
 from __future__ import annotations
 
@@ -87,12 +88,12 @@ def test_a_chain_shaped_tree_drafts_and_decides_as_the_chain(drawing):
     ("tree:other:2,2", PLAIN, 1_500), ("tree:near,other:2,1:independent", PLAIN, 1_500),
     ("tree:near,subset,ngram:2,2::5", FILTERED, 1_500), ("tree:other:3,1:top_k", PLAIN, 1_200),
     ("tree:other:2,2:naive", FILTERED, 1_200)])
-def test_the_law_of_the_engine_with_trees(name, params, count):
+def test_the_distribution_of_the_engine_with_trees(name, params, count):
     name = name.replace("::", ":without_replacement:")
     assert p_value(texts(name, 2, params, count), distribution(params)) > 1e-3
 
 
-def test_a_tree_that_lies_about_its_law_is_caught():
+def test_a_tree_that_lies_about_q_is_caught():
     """The test above has power."""
     engine = Engine(family(), "tree:other:2,1", 2, max_batch=256, max_len=16)
     drafter = engine.get_drafter("tree:other:2,1")

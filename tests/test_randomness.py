@@ -200,7 +200,7 @@ def test_the_chi_square_would_notice_a_bias():
     assert stats.chisquare(tokens.bincount(minlength=4).numpy(), expected).pvalue < 1e-7
 
 
-def test_race_follows_a_skewed_law_over_a_real_vocabulary():
+def test_race_follows_a_skewed_distribution_over_a_real_vocabulary():
     columns, draws = 49152, 4000
     weights = torch.arange(1, columns + 1, dtype=torch.float64).pow(-1.1).to(torch.float32)   # Zipf
     order = torch.randperm(columns, generator=torch.Generator().manual_seed(0))
@@ -211,7 +211,8 @@ def test_race_follows_a_skewed_law_over_a_real_vocabulary():
 tiny = st.sampled_from([0.0, 1e-45, 3e-45, 1e-40, 1.2e-38, 1e-30, 1e-9, 0.5, 1.0, 3e37])
 
 
-@given(st.lists(st.lists(tiny, min_size=9, max_size=9).map(lambda row: row[:5] + [0.0] * 120 + row[5:]), min_size=1, max_size=8), st.integers(0, 2**62))
+@given(st.lists(st.lists(tiny, min_size=9, max_size=9).map(lambda row: row[:5] + [0.0] * 120 + row[5:]), min_size=1,
+                max_size=8), st.integers(0, 2**62))
 @settings(max_examples=300, deadline=None)
 def test_a_zero_weight_never_wins(rows, seed):
     weights = torch.tensor(rows, dtype=torch.float32)
@@ -234,7 +235,7 @@ def test_a_zero_weight_never_wins_at_the_ends_of_the_noise(monkeypatch, words):
             assert exponential_race(weights, torch.tensor([0]), torch.tensor([0]), DRAFT).tolist() == [i]
 
 
-def test_rows_without_a_law_are_reported_and_harm_nobody():
+def test_rows_without_a_distribution_are_reported_and_harm_no_other():
     good = torch.rand(3, 10, generator=torch.Generator().manual_seed(1))
     weights = torch.cat([torch.zeros(1, 10), good, torch.full((1, 10), torch.nan), good[:1].clone()])
     weights[5, 7] = torch.inf
@@ -260,5 +261,6 @@ def test_draws_do_not_depend_on_the_rows_beside_them(data):
     position, base = torch.arange(n) * 5, torch.arange(n) * 3
     chosen = torch.tensor(data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=n)))
     args = seed[chosen], position[chosen], DRAFT, base[chosen]
-    assert torch.equal(exponential_race(weights, seed, position, DRAFT, base)[chosen], exponential_race(weights[chosen], *args))
+    assert torch.equal(exponential_race(weights, seed, position, DRAFT, base)[chosen],
+                       exponential_race(weights[chosen], *args))
     assert torch.equal(uniform(seed, position, DRAFT, base)[chosen], uniform(*args))

@@ -92,7 +92,7 @@ def chi_square(tokens: np.ndarray, distribution: np.ndarray) -> float:
     return stats.chisquare(observed[expected > 0], expected[expected > 0]).pvalue
 
 
-def test_the_law_of_two_drafted_tokens(smollm2):
+def test_the_distribution_of_two_drafted_tokens(smollm2):
     tokens = first_tokens(smollm2, SEEDS)
     prompt = smollm2.tokenizer.encode(PROMPT)
     assert chi_square(tokens[:, 0], exact_law(smollm2, prompt)) > 1e-4
@@ -109,7 +109,8 @@ def test_the_chi_square_catches_a_wrong_q(smollm2, monkeypatch):
     def understated(self, requests, counts):
         draft = propose(self, requests, counts)
         if draft.probs is not None:
-            draft.probs = draft.probs / 4 + 0.75 / draft.probs.shape[-1]      # a distribution, and not the one drawn from
+            # a distribution, and not the one drawn from
+            draft.probs = draft.probs / 4 + 0.75 / draft.probs.shape[-1]
         return draft
 
     monkeypatch.setattr(ModelDrafter, "propose", understated)

@@ -46,7 +46,7 @@ def random_logits(rows: int, columns: int, seed: int, dtype=torch.float64) -> to
 
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
-def test_law_equals_transformers_warpers(filters, temperature):
+def test_distribution_equals_transformers_warpers(filters, temperature):
     params = SamplingParams(temperature=temperature, **filters)
     for columns in (3, 50, 1000):
         logits = random_logits(20, columns, seed=columns)
@@ -70,7 +70,7 @@ def test_the_largest_logits_that_a_type_can_hold_have_a_distribution_at_low_temp
 
 @pytest.mark.parametrize("columns", [49152, 128256])
 @pytest.mark.parametrize("temperature", [1.0, 4.0])     # peaked; a nucleus of half the vocabulary
-def test_law_over_real_vocabularies(columns, temperature):
+def test_distribution_over_real_vocabularies(columns, temperature):
     logits = random_logits(1, columns, seed=0)
     for filters in (dict(), dict(top_k=50, top_p=0.9), dict(top_p=0.95), dict(min_p=0.01)):
         params = SamplingParams(temperature=temperature, **filters)
@@ -133,7 +133,7 @@ def test_half_precision_logits_are_read_exactly(dtype):
     assert torch.equal(distribution(logits, *params), distribution(logits.float(), *params))
 
 
-def test_rows_without_a_law_are_nan_and_harm_nobody():
+def test_rows_without_a_distribution_are_nan_and_harm_no_other():
     params = [SamplingParams(temperature=t, top_k=k, top_p=p, min_p=m)
               for t in (0.0, 1.0) for k, p, m in ((0, 1.0, 0.0), (3, 0.9, 0.1))]
     good = random_logits(4, 8, seed=3)
@@ -152,7 +152,7 @@ row_params = st.builds(SamplingParams, temperature=st.sampled_from([0.0, 0.5, 1.
 
 @given(st.lists(row_params, min_size=1, max_size=8), st.data())
 @settings(max_examples=100, deadline=None)
-def test_a_law_does_not_depend_on_the_rows_beside_it(params, data):
+def test_a_distribution_does_not_depend_on_the_rows_beside_it(params, data):
     logits = random_logits(len(params), 23, seed=data.draw(st.integers(0, 10**6)), dtype=torch.float32)
     chosen = torch.tensor(data.draw(st.lists(st.integers(0, len(params) - 1), min_size=1)))
     batch = SamplingBatch.from_params(params)

@@ -103,7 +103,8 @@ actions = st.one_of(
 @pytest.mark.parametrize("policy", [*POLICIES, "restless"])
 @settings(max_examples=3, deadline=None)
 @given(script=st.lists(actions, min_size=4, max_size=14), capacities=st.dictionaries(
-    st.sampled_from(POOL), st.integers(0, 2)), fast=st.booleans(), seed=st.integers(0, 99), chunk=st.sampled_from([4, 512]))
+    st.sampled_from(POOL), st.integers(0, 2)), fast=st.booleans(), seed=st.integers(0, 99),
+    chunk=st.sampled_from([4, 512]))
 def test_no_policy_changes_a_greedy_text(policy, script, capacities, fast, seed, chunk):
     selector = Restless(POOL, seed) if policy == "restless" else make(policy, POOL, gamma=3, seed=seed)
     engine = Engine(tiny.family(), max_batch=4, selector=selector, capacities=capacities, fast_switching=fast,
@@ -129,7 +130,7 @@ def test_no_policy_changes_a_greedy_text(policy, script, capacities, fast, seed,
             assert {e.drafter for e in steps(engine) if e.request == request.id and e.emitted} <= {"near"}
 
 
-def test_the_law_of_sampled_texts_is_the_targets_under_random_switching():
+def test_the_distribution_of_sampled_texts_is_the_targets_under_random_switching():
     selector = Restless(["other", "subset", "near", "ngram", "ngram+other"], gamma=2, probes=0.1)
     engine = Engine(distribution.family(), max_batch=256, max_len=16, selector=selector)
     params = [distribution.PLAIN.with_(seed=s) for s in range(5000)]
@@ -369,7 +370,8 @@ class Broken(Restless):
     """Raises now and then, in whatever it is asked."""
 
     def __getattribute__(self, name):
-        if name in ("assign", "observe", "probe", "scored", "finish") and object.__getattribute__(self, "rng").random() < .3:
+        if name in ("assign", "observe", "probe", "scored", "finish") and \
+                object.__getattribute__(self, "rng").random() < .3:
             raise ArithmeticError(f"{name} went wrong")
         return object.__getattribute__(self, name)
 
@@ -557,7 +559,8 @@ def test_chunks_read_what_one_pass_reads(monkeypatch):
     for chunk in (3, 256):
         monkeypatch.setattr("spin_core.draft.model.CHUNK", chunk)
         drafter = ModelDrafter(tiny.family().drafters["near"], 2, tiny.MAX_CONTEXT, tiny.VOCAB)
-        requests = [test_engine_service.Engine(tiny.family(), "none").generate([p], GREEDY)[0] for p in ([1, 4], [7] * 11)]
+        requests = [test_engine_service.Engine(tiny.family(), "none").generate([p], GREEDY)[0]
+                    for p in ([1, 4], [7] * 11)]
         for slot, request in enumerate(requests):
             request.slot = slot
         found.append([(f.tokens, f.first, f.hits) for f in drafter.catch_up(requests)])
@@ -681,7 +684,8 @@ def test_what_the_selector_took_is_told_once(pipeline, monkeypatch):
     engine = Engine(tiny.family(), selector="spin", arms=["near", "ngram"], max_batch=4, pipeline=pipeline)
     asked, ask = [], engine.selection._ask
     monkeypatch.setattr(engine.selection, "_ask", lambda *args: asked.append(args[0]) or ask(*args))
-    monkeypatch.setattr("spin_core.select.assigner.time", types.SimpleNamespace(perf_counter=itertools.count().__next__))
+    monkeypatch.setattr("spin_core.select.assigner.time",
+                        types.SimpleNamespace(perf_counter=itertools.count().__next__))
     engine.generate([[1, 2, i] for i in range(6)], GREEDY)
     told = {e.step: e.select_seconds for e in engine.trace.events if e.kind == "step"}
     assert sum(told.values()) + engine.selection.seconds == len(asked) > 2 * len(told)

@@ -28,7 +28,8 @@ def prepared(**environ: str) -> dict[str, str]:
 
 
 def test_idle_threads_sleep_and_there_are_as_many_as_free_cores():
-    assert prepared() == PASSIVE | {"OMP_NUM_THREADS": "3", threads.OURS: "OMP_WAIT_POLICY GOMP_SPINCOUNT OMP_NUM_THREADS"}
+    assert prepared() == PASSIVE | {"OMP_NUM_THREADS": "3",
+                                    threads.OURS: "OMP_WAIT_POLICY GOMP_SPINCOUNT OMP_NUM_THREADS"}
 
 
 @pytest.mark.parametrize("name, value", [("OMP_NUM_THREADS", "7"), ("MKL_NUM_THREADS", "1")])
@@ -36,7 +37,8 @@ def test_a_users_number_of_threads_stays(name, value):
     assert prepared(**{name: value}) == PASSIVE | {name: value, threads.OURS: "OMP_WAIT_POLICY GOMP_SPINCOUNT"}
 
 
-@pytest.mark.parametrize("name, value", [("OMP_WAIT_POLICY", "active"), ("GOMP_SPINCOUNT", "5"), ("KMP_BLOCKTIME", "9")])
+@pytest.mark.parametrize("name, value",
+                         [("OMP_WAIT_POLICY", "active"), ("GOMP_SPINCOUNT", "5"), ("KMP_BLOCKTIME", "9")])
 def test_a_users_way_of_waiting_stays(name, value):
     assert prepared(**{name: value}) == {name: value, "OMP_NUM_THREADS": "3", threads.OURS: "OMP_NUM_THREADS"}
 
@@ -65,7 +67,8 @@ def test_importing_the_package_prepares_and_does_not_load_torch():
 # ---- free cores
 
 @pytest.mark.parametrize("allowed, cores, busy, limit, free", [
-    (8, 8, 0, float("inf"), 8), (8, 8, 50, float("inf"), 4), (8, 8, 100, float("inf"), 1),    # busy: percent of the machine
+    # busy: percent of the machine
+    (8, 8, 0, float("inf"), 8), (8, 8, 50, float("inf"), 4), (8, 8, 100, float("inf"), 1),
     (2, 8, 50, float("inf"), 2), (8, 8, 0, 2.5, 2), (8, 8, 0, 0.5, 1), (1, 8, 0, float("inf"), 1)])
 def test_free_cores_are_allowed_idle_and_within_the_quota(monkeypatch, allowed, cores, busy, limit, free):
     monkeypatch.undo()
@@ -79,7 +82,8 @@ def test_free_cores_are_allowed_idle_and_within_the_quota(monkeypatch, allowed, 
 @pytest.mark.parametrize("files, cores", [
     ({"cpu.max": "150000 100000"}, 1.5), ({"cpu.max": "max 100000"}, float("inf")), ({}, float("inf")),
     ({"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4.0),
-    ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, float("inf")), ({"cpu.max": "?"}, float("inf"))])
+    ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, float("inf")),
+    ({"cpu.max": "?"}, float("inf"))])
 def test_the_quota_of_both_generations_of_cgroups(tmp_path, files, cores):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -87,7 +87,7 @@ def test_a_trace_survives_parquet(tmp_path):
     assert [None if pd.isna(x) else x for x in back.reason] == [e.reason for e in trace.events]
 
 
-def test_the_engines_trace_survives_parquet_laws_aside(tmp_path):
+def test_the_engines_trace_survives_parquet_distributions_aside(tmp_path):
     engine = Engine(tiny.family(), "near", 3, record_probs=True)
     engine.generate([[1, 2, 4], [5]], SamplingParams(max_new_tokens=6))
     engine.trace.to_parquet(tmp_path / "trace.parquet")
@@ -116,7 +116,7 @@ def test_the_phases_fit_into_the_step_and_the_steps_into_the_wall():
     assert 0 < m["time_per_output_token"] and 0 < m["time_to_first_token"] < m["wall_seconds"]
 
 
-def test_recorded_laws_are_p_and_q_of_every_position():
+def test_recorded_distributions_are_p_and_q_of_every_position():
     """For the widgets: over the target's ids, greedy and sampled, with a subset vocabulary."""
     family = tiny.family()
     source = family.drafters["subset"]

@@ -70,7 +70,7 @@ class FlexStep:
         seen, newest, first, sees = (t.to(k.device) for t in (seen, newest, first, sees))
 
         def visible(b, h, q, key):
-            entry = newest[b] - (newest[b] - key) % room        # in a ring the latest that is kept there; negative: none
+            entry = newest[b] - (newest[b] - key) % room        # in a ring the latest kept there; negative: none
             ahead = entry - seen[b]
             return (ahead < 0) & (entry >= first[b, q]) | (ahead >= 0) & (ahead < behind) & \
                 sees[b, q, ahead.clamp(0, behind - 1)]

@@ -59,13 +59,16 @@ class RingCache(SlotCache):
     """Keys and values of ``slots`` requests of up to ``max_len`` tokens, of which each keeps what ``window`` will see.
 
     ``held [slots, entries]``: the position in each entry, -1 for none. What lies at or beyond ``lengths`` is stale.
+    ``sights``: by layer, the window of a layer that has one of its own (:class:`spin_core.decompose.needs.Sight`), of
+    which it sees what the ring holds.
     """
 
     def __init__(self, window: Window, num_layers: int, slots: int, kv_heads: int, max_len: int, head_dim: int,
-                 dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", ahead: int = AHEAD) -> None:
+                 dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", ahead: int = AHEAD,
+                 sights: dict | None = None) -> None:
         entries = min(max_len, window.sink + window.size(max_len) + ahead)
         super().__init__(num_layers, slots, kv_heads, entries, head_dim, dtype, device)
-        self.window, self.ahead, self.entries, self.max_len = window, ahead, entries, max_len
+        self.window, self.ahead, self.entries, self.max_len, self.sights = window, ahead, entries, max_len, sights or {}
         self.held = torch.full((slots, entries), -1, dtype=torch.int64)
         self.reach = [0] * slots        # how far each slot was ever written since it was empty
 
@@ -75,6 +78,10 @@ class RingCache(SlotCache):
         if self.lengths[slot] == 0 or self.reach[slot] - self.lengths[slot] > self.ahead:
             self.lengths[slot] = self.reach[slot] = 0
             self.held[slot] = -1
+
+    def step(self, batch: RaggedBatch) -> "RingStep":
+        """The attention of a pass over ``batch``."""
+        return RingStep(batch, self)
 
     def claim(self, slot: int, count: int) -> tuple[Tensor, Tensor]:
         """Entries for the next ``count`` tokens of a slot: which of these tokens will be kept ``[K]``, and where."""
@@ -111,17 +118,16 @@ class RingStep:
     """The attention of one pass over a :class:`RingCache`; it stands in for the cache, too, while the pass runs.
 
     New tokens attend to what the ring held before and to each other; only then are they written, for in a long chunk
-    the last ones overwrite what the first ones see. ``sights``: by layer, what a layer with a window of its own sees
-    (:class:`spin_core.decompose.needs.Sight`); of that, it sees what the ring holds. Raises ValueError for a token tree.
+    the last ones overwrite what the first ones see. Raises ValueError for a token tree.
     """
 
-    def __init__(self, batch: RaggedBatch, cache: RingCache, sights: dict) -> None:
+    def __init__(self, batch: RaggedBatch, cache: RingCache) -> None:
         if any(tree is not None for tree in batch.ancestors):
             raise ValueError("a sparse cache serves chains, not token trees")
         self.batch, self.cache, self.device = batch, cache, cache.k[0].device
-        self.sights = sights
-        self.views = {sight: [self._visible(*request, sight) for request in zip(batch.slots, batch.prefix, batch.counts)]
-                      for sight in {None, *sights.values()}}
+        requests = list(zip(batch.slots, batch.prefix, batch.counts))
+        self.views = {sight: [self._visible(*request, sight) for request in requests]
+                      for sight in {None, *cache.sights.values()}}
         claims = [cache.claim(slot, count) for slot, count in zip(batch.slots, batch.counts)]
         self.rows = torch.cat([kept + start for (kept, _), start in zip(claims, batch.starts)]).to(self.device)
         self.entries = torch.cat([entry for _, entry in claims]).to(self.device)
@@ -154,7 +160,7 @@ class RingStep:
         keys, values = self.cache.k[layer], self.cache.v[layer]
         out = []
         for slot, start, count, (seen, mask) in zip(self.batch.slots, self.batch.starts, self.batch.counts,
-                                                    self.views[self.sights.get(layer)]):
+                                                    self.views[self.cache.sights.get(layer)]):
             new = slice(start, start + count)
             k, v = (torch.cat([store[slot].index_select(1, seen), part[new].transpose(0, 1)], 1)
                     for store, part in ((keys, key), (values, value)))
@@ -164,13 +170,3 @@ class RingStep:
         slots = self.batch.slot_of[self.rows]
         keys[slots, :, self.entries], values[slots, :, self.entries] = key[self.rows], value[self.rows]
         return torch.cat(out)
-
-
-class RingAttention:
-    """Makes the steps of a runner whose cache is a ring."""
-
-    def __init__(self, cache: RingCache, sights: dict) -> None:
-        self.cache, self.sights = cache, sights
-
-    def step(self, batch: RaggedBatch) -> RingStep:
-        return RingStep(batch, self.cache, self.sights)

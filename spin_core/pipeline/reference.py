@@ -37,15 +37,3 @@ def simulate(draft: Sequence[float], verify: Sequence[float], rounds: int = 1, *
             committed[i] = free[VERIFY] = begin + v
             spans += [Span(DRAFT, i, r, start, drafted), Span(VERIFY, i, r, begin, committed[i])]
     return Schedule(spans)
-
-
-def steady(draft: Sequence[float], verify: Sequence[float]) -> float:
-    """Seconds per round once the pipeline is full.
-
-    Every round must give each stage its sum, and every group both of its own stages, one after the other:
-    max(sum draft, sum verify, max_i (draft_i + verify_i)) is a bound, and reached when the groups are alike.
-    """
-    rounds = 4 * len(draft) + 8
-    ends = [s.end for s in simulate(draft, verify, rounds).spans if s.stage == VERIFY and s.group == len(draft) - 1]
-    half = rounds // 2
-    return (ends[-1] - ends[half - 1]) / (rounds - half)

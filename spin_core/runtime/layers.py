@@ -16,7 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from spin_core.decompose.needs import LayerNeeds, Sight
 
 NAME = "spin_core_survey"
-KNOWN = ("sliding_window", "softcap", "s_aux")          # options of an attention call that change its result
+# options of an attention call that change its result, beside sliding_window, softcap and s_aux
 UNKNOWN = ("position_bias", "attention_bias", "block_table", "indices")
 
 

@@ -15,7 +15,7 @@ from spin_core.decompose.needs import LayerNeeds
 from spin_core.decompose.strategies import Attention, check_name
 from spin_core.kv.batch import RaggedBatch
 from spin_core.kv.cache import SlotCache
-from spin_core.kv.ring import RingAttention, RingCache, Window
+from spin_core.kv.ring import RingCache, Window
 from spin_core.runtime.attention import Ragged, attach, serving
 from spin_core.runtime.block import fuse_layers
 from spin_core.runtime.check import (LENGTH, TOLERANCE, WIDTH, Contradiction, difference, own_logits, refuse_forgetful,
@@ -40,7 +40,7 @@ class Prepared:
     cache: SlotCache
     needs: dict[int, LayerNeeds]
     odd: dict[int, LayerNeeds]
-    attentions: dict[tuple, Attention | RingAttention] = field(default_factory=dict)
+    attentions: dict[tuple, Attention | RingCache] = field(default_factory=dict)
     library: LibraryPasses | None = None
     like: int = 0
 
@@ -142,11 +142,11 @@ def _on_ragged_batches(model: PreTrainedModel, slots: int, max_len: int, verific
             ready.attentions.setdefault(ready.shape(i), Attention(verification, layer.heads, cache, i))
         return ready
     if other := [i for i, layer in odd.items() if not layer.alike(base)]:
-        raise NotImplementedError(f"layer {min(other)} has a cap, sinks or widths of its own, which a sparse cache does "
-                                  "not serve")
-    cache = RingCache(window, *shape)
+        raise NotImplementedError(f"layer {min(other)} has a cap, sinks or widths of its own, which a sparse cache "
+                                  "does not serve")
+    cache = RingCache(window, *shape, sights={i: layer.sight for i, layer in odd.items()})
     ready = Prepared(shared, cache, needs, {}, like=like)
-    ready.attentions[ready.base] = RingAttention(cache, {i: layer.sight for i, layer in odd.items()})
+    ready.attentions[ready.base] = cache
     return ready
 
 

@@ -175,8 +175,8 @@ class Selector(ABC):
         return self.gamma[arms]
 
     def beliefs(self, views: Sequence[RequestView]) -> tuple[ndarray, ndarray]:
-        """For :mod:`spin_core.lab.explain`: what the policy expects of every request with every arm, in ``unit``, NaN where it has
-        no opinion; and how often they have drafted together. ``[B, arms]`` each; by default nothing."""
+        """For :mod:`spin_core.lab.explain`: what the policy expects of every request with every arm, in ``unit``, NaN
+        where it has no opinion; and how often they have drafted together. ``[B, arms]`` each; by default nothing."""
         return np.full((len(views), len(self.arms)), np.nan), np.zeros((len(views), len(self.arms)), int)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:

@@ -1,4 +1,4 @@
-"""Greedy and epsilon-greedy: the rivals in the SPIN paper, and the books that SPIN itself keeps."""
+"""Greedy and epsilon-greedy: the rivals in the SPIN paper, and the sums that SPIN itself keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every request has got from every arm so far: the books that most policies keep."""
+"""What every request has got from every arm so far: the sums that most policies keep."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ class RequestTables:
 
 class Ledger(RequestTables):
     """Steps, emitted tokens, own seconds and tested draft tokens per request and arm, ``[rows, arms]``. A draft is
-    tested up to its first rejected token.
+    tested up to its first rejected token. In a batch of B requests, the rate of a request with an arm is
 
-    The seconds of a step are of two kinds. Its *own* seconds are caused by the draft: drafting, and the rows that the
-    draft adds to the target's pass. The others, an equal part of what the target's pass takes without drafts, depend
-    on how many requests share the pass, so an arm tried in a small batch would look slower than one tried in a large
-    batch. They are left out of the books and counted at the size of the present batch. ``plain`` learns them: the
-    seconds of a pass without drafts, by the number of requests.
+        tokens / (own seconds + steps * plain(B) / B).
 
-    A rate is a ratio of sums, tokens over seconds; a mean of ratios would count a short step as much as a long one.
-    What the arm ``common`` (no speculation) brings does not depend on the request, so all requests share its books.
+    *Own* seconds are caused by the draft: drafting, and the rows that it adds to the target's pass. ``plain(B)`` are
+    the seconds of a pass without drafts, learned, of which each request pays an equal part. They are not summed up but
+    counted at the present B: an arm tried in a small batch would look slower than one tried in a large batch.
+
+    A ratio of sums: a mean of ratios would count a short step as much as a long one. What the arm ``common`` (no
+    speculation; -1: there is no such arm) brings does not depend on the request, so it is one sum for all.
     """
 
     def __init__(self, arms: int, common: int) -> None:
@@ -73,7 +73,7 @@ class Ledger(RequestTables):
         self.plain = AffineCost()
 
     def add(self, outcomes: Sequence[Outcome], arms: ndarray) -> tuple[ndarray, ndarray, ndarray, ndarray]:
-        """Book a step; returns its rows, tokens, own seconds and tested tokens, one each per outcome."""
+        """Add a step; returns its rows, tokens, own seconds and tested tokens, one each per outcome."""
         rows, count = self.rows(o.request for o in outcomes), len(outcomes)
         tokens = np.array([o.emitted for o in outcomes], float)
         own = np.array([o.draft_seconds + o.verify_seconds - o.plain_seconds for o in outcomes])
@@ -99,7 +99,7 @@ class Ledger(RequestTables):
         return rates
 
     def seconds(self, rows: ndarray) -> ndarray:
-        """What the booked steps would have taken in a batch of as many requests as ``rows``, ``[B, arms]``."""
+        """What the steps so far would have taken in a batch of as many requests as ``rows``, ``[B, arms]``."""
         return self.own[rows] + self.steps[rows] * self.share(len(rows))
 
     def share(self, count: int) -> float:

@@ -2,8 +2,8 @@
 
 Time is slotted and grouped in epochs. The first slots of an epoch *explore*: every request gets a drafter at random,
 and what it accepts per second is recorded. The others *exploit*: a maximum-weight bipartite matching between requests
-and the processing slots of drafters, where the weight of an edge is the estimated goodput of that request with that
-drafter. :class:`spin_core.select.spin.Spin` without its additions must do the same, and a test says so.
+and the places of drafters, where the weight of an edge is the estimated goodput of that request with that drafter.
+:class:`spin_core.select.spin.Spin` without its additions must do the same, and a test says so.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from scipy.optimize import linear_sum_assignment
 
 
 class Reference:
-    """``slots[drafter]``: how many requests a drafter can serve at once. An epoch has ``explore`` slots of exploration;
-    epoch j then exploits for ``first * growth**j`` slots, so T slots explore about log T times."""
+    """``capacities[drafter]``: how many requests a drafter can serve at once. An epoch has ``explore`` slots of
+    exploration; epoch j then exploits for ``first * growth**j`` slots, so T slots explore about log T times."""
 
-    def __init__(self, slots: dict[str, int], *, explore: int = 1, first: int = 8, growth: float = 2.0,
+    def __init__(self, capacities: dict[str, int], *, explore: int = 1, first: int = 8, growth: float = 2.0,
                  seed: int = 0) -> None:
-        self.places = [name for name, count in slots.items() for _ in range(count)]      # one column per place
+        self.places = [name for name, count in capacities.items() for _ in range(count)]    # a column each
         self.explore, self.exploit, self.growth = explore, float(first), growth
         self.slot, self.exploring, self.rng = 0, False, np.random.default_rng(seed)
         self.tokens: dict[tuple[int, str], int] = {}        # (request, drafter) -> emitted tokens

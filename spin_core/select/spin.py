@@ -102,7 +102,8 @@ class Spin(Greedy):
         better = (1 + more * (1 + np.sqrt(1 / (4 + accepted) + 1 / (1 + tokens - steps)))) / np.maximum(mean, 1)
         best = np.maximum(rates[:, self.open].max(1, keepdims=True), 1e-9)
         left = np.array([[v.max_gamma + 1] for v in views])
-        return (steps < FREE_TRIES) | (P_BETTER * (rates * better / best - 1) * left > TRIES * mean * (1 - rates / best))
+        gain, loss = P_BETTER * (rates * better / best - 1) * left, TRIES * mean * (1 - rates / best)
+        return (steps < FREE_TRIES) | (gain > loss)
 
     def _together(self, views: Sequence[RequestView], price: ndarray) -> ndarray:
         """Expected tokens of a step ``[B, arms]``; drafters that would slow the whole batch are below all others.
@@ -111,7 +112,7 @@ class Spin(Greedy):
         would look cheap and every other expensive, though an idle device costs nothing. What counts is tokens of the
         batch over seconds of the step, which its slowest drafter determines. So the drafters are sorted by the seconds
         of their passes, and every limit is tried: requests take the drafter with the most tokens among those within
-        the limit, and the limit with the most tokens per second wins. Reading a text keeps the batch waiting as well: it
+        the limit, and the limit with the most tokens per second wins. Reading a text keeps the batch waiting, too: it
         takes ``price [B, arms]`` seconds for each token still to come.
         """
         rows = self.ledger.rows(v.request for v in views)

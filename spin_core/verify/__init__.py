@@ -28,10 +28,9 @@ def verify_chain(logits: Tensor, draft: Draft, sampling: SamplingBatch, position
                  max_draft: int | None = None, progress: Progress | None = None) -> Verdict:
     """:func:`spin_core.verify.chain.verify_chain`, by the fastest code for the device of the logits.
 
-    ``max_draft``, if given, is an upper bound of the drafted tokens of any request, known without asking the
-    device: ``tokens`` then has ``max_draft + 1`` columns, and on a CUDA device nothing waits for it.
-    ``progress``, if given, is brought up to date: on a CUDA device by the same launch, so that the next step
-    can be prepared there before the host has seen this verdict.
+    ``max_draft``: at most so many tokens were drafted for any request; ``tokens`` then has ``max_draft + 1`` columns.
+    Without it the kernel asks the device for that number, and waits. ``progress`` is brought up to date, by the kernel
+    in the same launch: the next step can be prepared on the device before the host has seen this verdict.
     """
     if logits.is_cuda and logits.dtype != torch.float64 and _kernel() is not None:
         return _kernel().verify_chain(logits, draft, sampling, position, max_draft, progress)

@@ -83,30 +83,30 @@ def verify_chain(logits: Tensor, draft: Draft, sampling: SamplingBatch, position
     check_shapes(logits, draft, sampling, position)
     # Lists, not tensors: for so few numbers Python is several times as fast.
     batch, cu, tokens, greedy = len(sampling), draft.cu.tolist(), draft.tokens.tolist(), sampling.greedy.tolist()
-    accepted, token = [0] * batch, [-1] * batch
-    argmax = [b for b in range(batch) if greedy[b]]
-    _test_depth_by_depth(_Greedy(logits, tokens, token), argmax, cu, accepted)
-    if len(argmax) < batch:
+    accepted, last = [0] * batch, [-1] * batch
+    greedy_requests = [b for b in range(batch) if greedy[b]]
+    _test_depth_by_depth(_Greedy(logits, tokens, last), greedy_requests, cu, accepted)
+    if len(greedy_requests) < batch:
         sampled = _Sampled(logits, draft, sampling, position)
         _test_depth_by_depth(sampled, [b for b in range(batch) if not greedy[b]], cu, accepted)
-        sampled.draw(accepted, token)
+        sampled.draw(accepted, last)
 
-    failed = [t < 0 for t in token]
+    failed = [t < 0 for t in last]
     accepted = [0 if fail else n for n, fail in zip(accepted, failed)]
     width = 1 + max((end - start for start, end in zip(cu, cu[1:])), default=0)
-    text = [tokens[start:start + n] + [t] + [-1] * (width - 1 - n) for start, n, t in zip(cu, accepted, token)]
+    text = [tokens[start:start + n] + [t] + [-1] * (width - 1 - n) for start, n, t in zip(cu, accepted, last)]
     return Verdict(*(torch.tensor(x, dtype=dtype, device=logits.device).reshape(shape) for x, dtype, shape in (
         (accepted, torch.int64, (batch,)), (text, torch.int64, (batch, width)), (failed, torch.bool, (batch,)))))
 
 
-def _test_depth_by_depth(accepts: "_Greedy | _Sampled", alive: list[int], cu: list[int], accepted: list[int]) -> None:
+def _test_depth_by_depth(test: "_Greedy | _Sampled", alive: list[int], cu: list[int], accepted: list[int]) -> None:
     """Test the first drafted token of every request ``alive``, then the second, ...: a request leaves at its first
     rejection or behind its draft, so no row behind that is read. Counts into ``accepted``."""
     depth = 0
     while alive:
         place = [cu[b] + depth for b in alive]          # of the drafted token under test, where there is one
         more = [at < cu[b + 1] for at, b in zip(place, alive)]
-        alive = [b for b, accept in zip(alive, accepts(alive, place, more)) if accept]
+        alive = [b for b, accept in zip(alive, test(alive, place, more)) if accept]
         depth += 1
         for b in alive:
             accepted[b] = depth

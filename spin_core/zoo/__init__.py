@@ -4,9 +4,10 @@
 >>> family = zoo.load("smollm2")                                    # fetched once, then loads in a moment
 >>> family = zoo.load(target="my/folder", drafters=["smaller/folder"])
 
-Begin with ``family`` (what :func:`load` returns) and ``load`` below. ``install``, ``convert`` and ``cachedir`` fetch the
-built-in target; ``huggingface`` and ``compat`` load and check any other; ``pruned``, ``fed`` and ``table`` are the forms of
-drafters, and ``weights`` reads their files. A new form of drafter gets a file here and one in :mod:`spin_core.draft`.
+Begin with ``family`` (what :func:`load` returns) and ``load`` below. ``install``, ``convert`` and ``cachedir`` fetch
+the built-in target; ``huggingface`` and ``compat`` load and check any other; ``pruned``, ``fed`` and ``table`` are the
+forms of drafters, and ``weights`` reads their files. A new form of drafter gets a file here and one in
+:mod:`spin_core.draft`.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def load(name: str = "smollm2", *, target: str | Path | None = None,
     if tokenizer is None:
         raise ValueError(f"target {str(source)!r} has no tokenizer")
     family = Family(name, model, tokenizer, {}, compat.effective_vocab_size(model, tokenizer),
-                    _stop_ids(model, tokenizer), _max_context(model, str(source)), device if model.device.type == "meta" else model.device, dtype)
+                    _stop_ids(model, tokenizer), _max_context(model, str(source)),
+                    device if model.device.type == "meta" else model.device, dtype)
     for item in known if drafters is None else drafters:
         if item in ("ngram", "none"):
             continue

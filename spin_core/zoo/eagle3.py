@@ -116,7 +116,8 @@ class Eagle3Llama(FedModel):
         if hasattr(self, "input_norm"):
             states = self.input_norm(states)
         if hasattr(self, "fc_norm"):
-            states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, states.chunk(len(self.fc_norm), -1))], -1)
+            parts = states.chunk(len(self.fc_norm), -1)
+            states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts)], -1)
         return self.fc(states)
 
     def body(self, input_ids: Tensor, states: Tensor | None = None, **kwargs) -> BaseModelOutputWithPast:

@@ -81,7 +81,8 @@ def _check_text(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"the prompt holds {text[error.start]!r}, half of a surrogate pair, which is no text") from None
+        raise ValueError(f"the prompt holds {text[error.start]!r}, half of a surrogate pair, which is no text"
+                         ) from None
 
 
 def _messages(prompt: Sequence[dict]) -> list[dict]:

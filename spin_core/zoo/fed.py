@@ -22,8 +22,8 @@ LAST = -1       # among the layers of the target: the state that its head reads,
 class FedModel(LlamaForCausalLM):
     """What all fed drafters have in common.
 
-    ``layers_read``: the layers of the target whose inputs the drafter reads, side by side, and LAST. ``first``: how many
-    tokens at the start of a text it leaves out.
+    ``layers_read``: the layers of the target whose inputs the drafter reads, side by side, and LAST. ``first``: how
+    many tokens at the start of a text it leaves out.
     """
 
     layers_read: tuple[int, ...] = (LAST,)
@@ -55,10 +55,10 @@ class FedModel(LlamaForCausalLM):
 class FedLlama(FedModel):
     """A Llama whose input is ``fuse [state at i - 1; embedding(token at i)]``.
 
-    With ``config.layers_read`` the state is ``fc`` of them all, as in EAGLE-3 (arXiv 2503.01840), and a text is read from
-    its second token on, the first that has a state before it. What it carries on from token to token
-    while it drafts (``config.carry``): its "last" state, a "mix" of all layers' with the softmax of ``mix [layers + 1]``
-    as shares (the first is what the first layer reads), or "nothing".
+    With ``config.layers_read`` the state is ``fc`` of them all, as in EAGLE-3 (arXiv 2503.01840), and a text is read
+    from its second token on, the first that has a state before it. What it carries on from token to token while it
+    drafts (``config.carry``): its "last" state, a "mix" of all layers' with the softmax of ``mix [layers + 1]`` as
+    shares (the first is what the first layer reads), or "nothing".
     """
 
     def __init__(self, config) -> None:

@@ -81,17 +81,19 @@ def load_model(source: str | Path, role: str, device: torch.device, dtype: torch
 
 
 def folder_of(source: str | Path, wanted: Callable[[Path], bool]) -> Path | None:
-    """The folder of a drafter, if ``wanted`` says so from its config.json; a hub name's is fetched for that. None for any
-    other, and where nothing can be fetched: whoever loads it next says why."""
+    """The folder of a drafter, if ``wanted`` says so from its config.json; a hub name's is fetched for that. None for
+    any other, and where nothing can be fetched: loading it says why."""
     if _is_local(source):
         return Path(source) if Path(source).is_dir() and wanted(Path(source)) else None
     from huggingface_hub import hf_hub_download, snapshot_download
 
     try:
         folder = Path(hf_hub_download(str(source), "config.json")).parent
-        return Path(snapshot_download(str(source), allow_patterns=["*.json", "*.safetensors"])) if wanted(folder) else None
+        if wanted(folder):
+            return Path(snapshot_download(str(source), allow_patterns=["*.json", "*.safetensors"]))
     except (OSError, ValueError):
-        return None
+        pass
+    return None
 
 
 def load_tokenizer(source: str | Path, role: str) -> PreTrainedTokenizerBase | None:

@@ -6,9 +6,9 @@ distance to the target id it stands for, ``t2d [V]`` marks those target ids. ``e
 is the target's then. They differ in where the configuration of the layers stands, and in the first layer's name
 (``layers.0`` or ``midlayer``).
 
->>> from spin_core.zoo import speculators
->>> speculators.save(family.drafters["eagle-1L"], "my/head", family.target)      # vLLM and speculators load this folder
 >>> family = zoo.load(target="my/target", drafters=["my/head"])
+
+:mod:`spin_core.lab.distill.heads` writes such folders.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from .weights import assign, read
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-LAYOUTS = ("speculators", "original")
 # Options of a head, in either layout's config
 OPTIONS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 ORIGINAL_FIRST, FIRST = "midlayer.", "layers.0."
@@ -69,8 +68,8 @@ def load(folder: Path, target: PreTrainedModel, vocab_size: int, name: str | Non
     embedding = tensors.pop("embed_tokens.weight", None)
     if embedding is None:
         if config.hidden_size != wide.hidden_size:
-            raise ValueError(f"{folder}: no key 'embed_tokens.weight', and the target's is {wide.hidden_size} wide, not "
-                             f"{config.hidden_size}")
+            raise ValueError(f"{folder}: no key 'embed_tokens.weight', and the target's is {wide.hidden_size} wide, "
+                             f"not {config.hidden_size}")
         embedding = target.get_input_embeddings().weight
     config.vocab_size = len(embedding)
     with torch.device("meta"):
@@ -83,65 +82,6 @@ def load(folder: Path, target: PreTrainedModel, vocab_size: int, name: str | Non
     assign(model, tensors, borrowed, folder)
     return DraftModel(name or folder.resolve().name, model, None if ids is None else ids.to(weight.device),
                       wide.max_position_embeddings, f"EAGLE-3 head, from {folder}")
-
-
-def save(drafter: DraftModel, folder: str | Path, target: PreTrainedModel, *, layout: str = "speculators",
-         name: str | None = None, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Write ``drafter``, whose model is an EAGLE-3 head for ``target``, into ``folder``.
-
-    ``layout`` "speculators" is what that library and vLLM load, "original" the layout of EAGLE-3's authors, which knows
-    one layer only. ``name``: of the target, as the library may fetch it. An embedding that is the target's stays out.
-    Raises ValueError for a model that is no head, or has too many layers.
-    """
-    from safetensors.torch import save_file
-
-    from spin_core.zoo.eagle3 import Eagle3Llama
-
-    model, folder = drafter.model, Path(folder)
-    if layout not in LAYOUTS:
-        raise ValueError(f"unknown layout {layout!r}; known: {', '.join(LAYOUTS)}")
-    if not isinstance(model, Eagle3Llama):
-        raise ValueError(f"drafter {drafter.name!r} is no EAGLE-3 head but a {type(model).__name__}")
-    if layout == "original" and model.config.num_hidden_layers > 1:
-        raise ValueError(f"drafter {drafter.name!r} has {model.config.num_hidden_layers} layers; the original layout knows "
-                         "one")
-    tensors = {key.removeprefix("model."): value for key, value in model.state_dict().items()}
-    if tensors["embed_tokens.weight"].data_ptr() == target.get_input_embeddings().weight.data_ptr():
-        del tensors["embed_tokens.weight"]
-    if layout == "original":
-        tensors = {key.replace(FIRST, ORIGINAL_FIRST): value for key, value in tensors.items()}
-    tensors = {key: value.detach().to("cpu", dtype).contiguous() for key, value in tensors.items()}
-    whole = target.config.get_text_config().vocab_size
-    if drafter.ids is not None:
-        ids = drafter.ids.cpu()
-        tensors["d2t"] = ids - torch.arange(len(ids))
-        tensors["t2d"] = torch.zeros(whole, dtype=torch.bool).index_fill(0, ids, True)
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(_stated(model, layout, whole, name, target), indent=1) + "\n",
-                                        encoding="utf-8")
-
-
-def _stated(model, layout: str, whole: int, name: str | None, target: PreTrainedModel) -> dict:
-    """The ``config.json`` of a head."""
-    ours = model.config.to_dict()
-    inner = {key: ours[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-                                        "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps",
-                                        "rope_parameters", "attention_bias", "mlp_bias", "initializer_range")}
-    inner |= {"model_type": "llama", "vocab_size": whole, "tie_word_embeddings": False,
-              "max_position_embeddings": target.config.get_text_config().max_position_embeddings}
-    facts = {"draft_vocab_size": model.lm_head.out_features,
-             "eagle_aux_hidden_state_layer_ids": list(model.layers_read),
-             **{option: bool(getattr(model.config, option, False)) for option in OPTIONS}}
-    if layout == "original":
-        theta = (inner.get("rope_parameters") or {}).get("rope_theta")
-        return {"architectures": ["LlamaForCausalLMEagle3"], **inner, "rope_theta": theta, **facts}
-    return {"architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3", "speculators_version": "0.9.0",
-            "transformer_layer_config": inner, **facts, "tie_word_embeddings": False,
-            "speculators_config": {
-                "algorithm": "eagle3", "default_proposal_method": "greedy",
-                "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 4}],
-                "verifier": {"name_or_path": name, "architectures": [type(target).__name__]}}}
 
 
 def _config(path: Path) -> dict:
@@ -191,6 +131,6 @@ def _layers(path: Path, stated: dict, usual: tuple[int, ...], total: int) -> tup
     layers = (stated.get("eagle_aux_hidden_state_layer_ids")
               or (stated.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") or usual)
     if len({*layers}) < len(layers) or min(layers) < 0 or max(layers) > total:
-        raise ValueError(f"{path}: eagle_aux_hidden_state_layer_ids {list(layers)} are not different layers of a target of "
-                         f"{total}")
+        raise ValueError(f"{path}: eagle_aux_hidden_state_layer_ids {list(layers)} are not different layers of a "
+                         f"target of {total}")
     return tuple(layers)

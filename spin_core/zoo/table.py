@@ -40,8 +40,8 @@ class DraftTable:
 def key(context: Sequence[int], vocab_size: int) -> int:
     """A number of 63 bits for a context: digits ``id + 1`` in base ``vocab_size + 1``, modulo 2^63.
 
-    As long as they fit (three ids of a vocabulary of 49,152 take 47 bits) no two contexts share a number. Of longer ones
-    some may, by chance: then a draft is wrong, which costs speed alone.
+    As long as they fit (three ids of a vocabulary of 49,152 take 47 bits) no two contexts share a number. Of longer
+    ones some may, by chance: then a draft is wrong, which costs speed alone.
     """
     number = 0
     for token in context:

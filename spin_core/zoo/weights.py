@@ -18,8 +18,8 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     for key in [key for key, value in tensors.items() if value.dtype == torch.int8]:
         scale = tensors.pop(f"{key}.scale", None)
         if scale is None or scale.shape != tensors[key].shape[:1]:
-            raise ValueError(f"{path}: key '{key}.scale' must hold a number for each of the {len(tensors[key])} rows of "
-                             f"{key!r}")
+            raise ValueError(f"{path}: key '{key}.scale' must hold a number for each of the {len(tensors[key])} rows "
+                             f"of {key!r}")
         tensors[key] = tensors[key] * scale[:, None]
     return tensors, metadata
 

@@ -20,7 +20,8 @@ TIGHT = dict(rtol=1e-12, atol=1e-12)
 
 def attend(c: Case, strategy: str, *, width: int | None = None, layer: int = 0, workspace: Workspace | None = None):
     view = View(c.batch, c.needs.sight)
-    made = plan(view.lengths, c.batch.counts, "per-request" if strategy == "flex" else strategy, costs=COSTS, width=width)
+    made = plan(view.lengths, c.batch.counts, "per-request" if strategy == "flex" else strategy, costs=COSTS,
+                width=width)
     step = step_class(strategy, c.cache)(made, c.batch, c.cache, c.heads, workspace or Workspace(), view)
     return step.attend(layer, c.query, c.scale, c.needs.softcap, c.needs.sinks)
 
@@ -39,7 +40,8 @@ def test_the_reference_merges_pieces_cut_anywhere(requests, data):
         pieces = [Piece(0, a, b) for a, b in zip(bounds, bounds[1:])]
         among = torch.ones(count, count, dtype=torch.bool).tril() if tree is None else tree
         visible = torch.cat([torch.ones(count, prefix, dtype=torch.bool), among], 1)
-        out = attend_request(c.query[:, start:start + count], c.cache.k[0][slot, :, :length], c.cache.v[0][slot, :, :length],
+        out = attend_request(c.query[:, start:start + count], c.cache.k[0][slot, :, :length],
+                             c.cache.v[0][slot, :, :length],
                              pieces, visible, c.scale)
         torch.testing.assert_close(out.transpose(0, 1), c.expected[start:start + count], **TIGHT)
 
@@ -73,7 +75,8 @@ def test_special_layers_equal_the_textbook(strategy, requests, needs, width, see
 @pytest.mark.parametrize("needs", [dict(sight=Sight(7)), dict(sight=Sight(16, True), softcap=0.7),
                                    dict(sinks=True, value_dim=5), dict(softcap=0.7, sinks=True)])
 def test_special_layers_read_prompts_and_drafts(strategy, needs):
-    c = case([(0, LARGE + 3, None), (20, LARGE + 1, None), (40, 5, None), (33, 4, (-1, 0, 0, 1)), (50, 1, None)], **needs)
+    c = case([(0, LARGE + 3, None), (20, LARGE + 1, None), (40, 5, None), (33, 4, (-1, 0, 0, 1)), (50, 1, None)],
+             **needs)
     torch.testing.assert_close(attend(c, strategy), c.expected, **TIGHT)
 
 
@@ -166,7 +169,8 @@ def test_layers_and_steps_share_a_workspace():
     for requests in ([(40, 5, None)] * 4, [(3, 1, None)] * 2, [(60, 6, None)] * 5):
         c = case(requests, layers=3)
         for _ in range(2):
-            torch.testing.assert_close(attend(c, "decomposed", width=16, layer=2, workspace=workspace), c.expected, **TIGHT)
+            torch.testing.assert_close(attend(c, "decomposed", width=16, layer=2, workspace=workspace), c.expected,
+                                       **TIGHT)
 
 
 def test_scores_that_overflow_an_exponential_merge():

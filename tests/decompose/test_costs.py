@@ -45,7 +45,8 @@ def test_measured_once_and_kept(counted, tmp_path):
     assert len(counted) == 2 and len(list(tmp_path.rglob("*.json"))) == 2
 
 
-@pytest.mark.parametrize("spoil", [lambda text: text[:20], lambda text: "[]", lambda text: text.replace("unpooled_key", "key"),
+@pytest.mark.parametrize("spoil",
+                         [lambda text: text[:20], lambda text: "[]", lambda text: text.replace("unpooled_key", "key"),
                                    lambda text: json.dumps(json.loads(text) | {"key": ["another device"]})])
 def test_what_is_spoilt_is_measured_anew(counted, tmp_path, spoil):
     first = measured(*ASK)

@@ -41,7 +41,8 @@ def test_every_key_of_every_asking_request_is_covered_once(batch, strategy, cost
         owners = [piece.request for piece in pool.pieces]
         sizes = [owners.count(b) for b in pool.requests]
         assert sizes == sorted(sizes, reverse=True), "requests in several pieces come first"
-        assert owners == [b for b, n in zip(pool.requests, sizes) for _ in range(n)], "a request's pieces are neighbours"
+        neighbours = [b for b, n in zip(pool.requests, sizes) for _ in range(n)]
+        assert owners == neighbours, "a request's pieces are neighbours"
         assert pool.queries == max(q_lens[b] for b in owners)
         if strategy != "padded":
             assert pool.queries <= LARGE

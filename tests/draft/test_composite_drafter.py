@@ -1,4 +1,5 @@
-"""Lookup where it finds something, a model elsewhere: whose tokens, under which distribution, and what it costs to take over."""
+"""Lookup where it finds something, a model elsewhere: whose tokens, under which distribution, and what it costs to
+take over."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def model(name: str = "subset") -> ModelDrafter:
 @settings(max_examples=40, deadline=None)
 @given(batch=st.lists(st.tuples(st.lists(tokens, min_size=1, max_size=14), params, st.integers(0, 4)), min_size=1,
                       max_size=SLOTS))
-def test_each_request_has_the_lookups_draft_or_else_the_models_with_its_law(batch):
+def test_each_request_has_the_lookups_draft_or_else_the_models_with_its_distribution(batch):
     requests = [Request(ids, p, slot=i) for i, (ids, p, _) in enumerate(batch)]
     counts = [count for _, _, count in batch]
     draft = CompositeDrafter(NgramDrafter(4, 3), model()).propose(requests, counts)
@@ -44,8 +45,9 @@ def test_each_request_has_the_lookups_draft_or_else_the_models_with_its_law(batc
                 assert torch.equal(draft.ids, alone.ids)
 
 
-def test_its_texts_follow_the_targets_law():
-    assert distribution.p_value(distribution.texts("ngram+subset", 2, distribution.PLAIN, 6000), distribution.distribution(distribution.PLAIN)) > 1e-3
+def test_its_texts_follow_the_targets_distribution():
+    assert distribution.p_value(distribution.texts("ngram+subset", 2, distribution.PLAIN, 6000),
+                                distribution.distribution(distribution.PLAIN)) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["ngram+near", "ngram+subset", "ngram+short", "ngram+ngram+near"])

@@ -18,7 +18,7 @@ def proposals(draft: Draft) -> list[list[int]]:
     return [part.tolist() for part in draft.tokens.split(draft.counts.tolist())]
 
 
-def test_one_hot_drafts_have_no_laws():
+def test_one_hot_drafts_have_no_distributions():
     """Rule 2: what is deterministic is one-hot, whatever scores led to it."""
     draft = Draft.one_hot([[4, 5], [], [6]])
     assert draft.cu.tolist() == [0, 2, 2, 3] and draft.counts.tolist() == [2, 0, 1]

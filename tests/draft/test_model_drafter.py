@@ -50,7 +50,7 @@ def test_greedy_requests_get_the_drafters_own_greedy_text(prompts, data, name):
 @settings(max_examples=30, deadline=None)
 @given(prompts=st.lists(st.lists(tokens, min_size=1, max_size=12), min_size=1, max_size=SLOTS), data=st.data(),
        name=st.sampled_from(["near", "subset"]))
-def test_q_is_the_law_of_the_drafters_model_under_the_requests_own_parameters(prompts, data, name):
+def test_q_is_the_distribution_of_the_drafters_model_under_the_requests_own_parameters(prompts, data, name):
     """Rule 1, with greedy and sampling requests in one batch."""
     source = tiny.family().drafters[name]
     params = [SamplingParams(temperature=data.draw(st.sampled_from([0.0, 0.5, 1.3])), seed=i,
@@ -81,7 +81,8 @@ def test_sampled_drafts_follow_q():
     ids = tiny.family().drafters["subset"].ids
     source = tiny.family().drafters["subset"].model
     first = tiny.logits(source, [4, 9, 2])[-1].softmax(-1)
-    distribution = torch.stack([first[c] * tiny.logits(source, [4, 9, 2, int(i)])[-1].softmax(-1) for c, i in enumerate(ids)])
+    distribution = torch.stack([first[c] * tiny.logits(source, [4, 9, 2, int(i)])[-1].softmax(-1)
+                                for c, i in enumerate(ids)])
     counts = torch.zeros_like(distribution)
     for a, b in pairs:
         counts[torch.searchsorted(ids, a), torch.searchsorted(ids, b)] += 1

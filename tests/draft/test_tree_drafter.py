@@ -115,7 +115,8 @@ def test_the_union_holds_every_path_once_and_remembers_who_proposed_it(a, b, dra
     prefixes = [{tuple(p[:i + 1]) for p in paths for i in range(len(p))} for paths in (a, b)]
     assert paths_of(tokens, parents) == prefixes[0] | prefixes[1]
     assert len(proposals) == len(prefixes[0]) + len(prefixes[1]), "each drafter's drawing is tested"
-    assert all(p.row == (5 * p.drafter if drawn else -1) for p in proposals) and {p.drafter for p in proposals} == {0, 1}
+    assert all(p.row == (5 * p.drafter if drawn else -1) for p in proposals)
+    assert {p.drafter for p in proposals} == {0, 1}
 
 
 @settings(max_examples=40, deadline=None)
@@ -132,7 +133,8 @@ def test_a_budget_keeps_the_beginning(a, b, budget):
 def test_one_drafters_nodes_continue_where_the_others_lead():
     """a b from one, a c from the other: one a, with both children."""
     tokens, parents, proposals = merge([grown([[1, 2]]), grown([[1, 3]])], [0, 0], 9)
-    assert (tokens, parents) == ([1, 2, 3], [-1, 0, 0]) and proposals == [(0, -1, 0), (0, -1, 1), (1, -1, 0), (2, -1, 1)]
+    assert (tokens, parents) == ([1, 2, 3], [-1, 0, 0])
+    assert proposals == [(0, -1, 0), (0, -1, 1), (1, -1, 0), (2, -1, 1)]
 
 
 def test_members_are_told_apart_in_the_trace_and_draw_with_noise_of_their_own():
@@ -143,7 +145,7 @@ def test_members_are_told_apart_in_the_trace_and_draw_with_noise_of_their_own():
 
 
 @pytest.mark.parametrize("drawing", ["independent", "without_replacement"])
-def test_laws_are_those_the_nodes_were_drawn_from(drawing):
+def test_distributions_are_those_the_nodes_were_drawn_from(drawing):
     """Of every proposal: the row of its distribution is the drafter's distribution behind the node's parent."""
     engine = Engine(tiny.family(), f"tree:near,subset:2,2:{drawing}", 2, max_batch=2, max_len=60)
     drafter = engine.get_drafter(engine.drafter)
@@ -163,7 +165,8 @@ def test_laws_are_those_the_nodes_were_drawn_from(drawing):
             if source.ids is None:
                 assert torch.allclose(distribution, q, atol=1e-9)
             else:
-                assert torch.allclose(distribution[source.ids], q, atol=1e-9) and distribution.sum().item() == pytest.approx(1)
+                assert torch.allclose(distribution[source.ids], q, atol=1e-9)
+                assert distribution.sum().item() == pytest.approx(1)
 
 
 def test_greedy_children_are_the_likeliest():

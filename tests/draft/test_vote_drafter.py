@@ -81,8 +81,8 @@ def test_a_sampled_text_does_not_depend_on_its_mates_and_drafts_are_one_hot():
 
 
 def emitted(p, q1, q2, one_hot: bool):
-    """The exact distribution of the first token when two members each draw one and the vote takes the lower id: tested as
-    one-hot, or with the winner's own q."""
+    """The exact distribution of the first token when two members each draw one and the vote takes the lower id:
+    tested as one-hot, or with the winner's own q."""
     distribution = np.zeros_like(p)
     for a, b in itertools.product(range(len(p)), repeat=2):
         x, q = (a, q1) if a <= b else (b, q2)
@@ -93,7 +93,7 @@ def emitted(p, q1, q2, one_hot: bool):
     return distribution
 
 
-def test_the_winners_own_law_would_be_a_bias():
+def test_the_winners_own_distribution_would_be_a_bias():
     """Minions' trap, by exact enumeration over six tokens."""
     rng = np.random.default_rng(0)
     p, q1, q2 = rng.dirichlet(np.ones(6), 3)

@@ -14,7 +14,8 @@ from spin_core.kv.ring import AHEAD, RingCache, Window
 
 SLOTS, ROOM = 3, 72
 tokens = st.integers(0, tiny.VOCAB - 1)
-windows = st.builds(Window, st.integers(1, 12), st.integers(0, 3)) | st.builds(Window, share=st.fractions(Fraction(1, 9), 1, max_denominator=9))
+windows = st.builds(Window, st.integers(1, 12), st.integers(0, 3)) | \
+    st.builds(Window, share=st.fractions(Fraction(1, 9), 1, max_denominator=9))
 wide = st.sampled_from([Window(ROOM), Window(ROOM, sink=0), Window(share=Fraction(1))])
 
 

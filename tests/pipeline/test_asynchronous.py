@@ -381,7 +381,8 @@ def test_the_distribution_is_the_same_where_the_device_is_not_asked(vocab, seed,
     logits = 3 * torch.randn(len(params), vocab, generator=torch.Generator().manual_seed(seed))
     logits = logits.round() if ties else logits
     sampling = SamplingBatch.from_params(params)
-    assert torch.equal(device_step.probabilities(logits, sampling, device_step.FILTERS), probabilities(logits, sampling))
+    assert torch.equal(device_step.probabilities(logits, sampling, device_step.FILTERS),
+                       probabilities(logits, sampling))
     plain = SamplingBatch.from_params([SamplingParams(temperature=p.temperature) for p in params])
     assert torch.equal(device_step.probabilities(logits, plain, ()), probabilities(logits, plain))
 

@@ -68,7 +68,8 @@ def test_threads_overlap_and_the_sequential_executor_does_not():
     def overlaps(executor, seconds: float) -> list[bool]:
         drafting = [threading.Event() for _ in range(5)]
         with executor:
-            flights = [executor.launch(drafting[i].set, lambda _, i=i: drafting[i + 1].wait(seconds), i) for i in range(4)]
+            flights = [executor.launch(drafting[i].set, lambda _, i=i: drafting[i + 1].wait(seconds), i)
+                       for i in range(4)]
             flights.append(executor.launch(drafting[4].set, lambda _: True, 4))
             return [flight.result() for flight in flights]
 

@@ -44,7 +44,8 @@ def compare(runners, passes, tolerance: float, device: str = "cpu") -> None:
         assert other.cache.lengths == plain.cache.lengths
         if plain.states is not None:
             for s in slots:
-                torch.testing.assert_close(other.states[s, :plain.cache.lengths[s]], plain.states[s, :plain.cache.lengths[s]],
+                torch.testing.assert_close(other.states[s, :plain.cache.lengths[s]],
+                                           plain.states[s, :plain.cache.lengths[s]],
                                            rtol=0, atol=tolerance)
         for runner in runners:
             runner.cache.truncate(slots[0], max(0, runner.cache.lengths[slots[0]] - back))
@@ -166,7 +167,8 @@ def test_several_micro_batches_replay_graphs(monkeypatch):
 @pytest.mark.parametrize("name", ["near", "subset", "fed"])
 def test_an_engine_on_buckets_writes_the_same_texts(name):
     family = tiny.fed_family() if name == "fed" else tiny.family()
-    params = [SamplingParams(temperature=t, seed=i, max_new_tokens=14, stop_ids=()) for i, t in enumerate((0.0, 1.0, 0.0))]
+    params = [SamplingParams(temperature=t, seed=i, max_new_tokens=14, stop_ids=())
+              for i, t in enumerate((0.0, 1.0, 0.0))]
     texts, used = [], 0
     for bucketed in (False, True):
         engine = Engine(family, name, 3, max_batch=3)
@@ -184,5 +186,6 @@ def test_captured_passes_equal_the_pass():
     target = tiny.llama().to("cuda")
     runners = [ModelRunner(target, 4, 64, 37, True) for _ in range(2)]
     poison(runners[1])
-    compare(runners, [([(0, 3), (2, 5)], 2), ([(0, 1), (2, 1)], 0), ([(0, 1), (2, 1)], 1), ([(1, 8)], 3), ([(0, 3), (2, 5)], 0)],
+    compare(runners, [([(0, 3), (2, 5)], 2), ([(0, 1), (2, 1)], 0), ([(0, 1), (2, 1)], 1), ([(1, 8)], 3),
+                      ([(0, 3), (2, 5)], 0)],
             1e-10, "cuda")

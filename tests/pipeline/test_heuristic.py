@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from spin_core.pipeline.heuristic import BUDGET_SHARE, Heuristic, Load
 from spin_core.lab.simulate.micro_batches import split_time, throughput
-from spin_core.pipeline.reference import steady
+from spin_core.lab.simulate.micro_batches import steady
 
 EIGHT = Load(8, 100, {"a": 8})
 LOSING = [10, 6, 5, 4, 3, 2.5, 2.2, 2]

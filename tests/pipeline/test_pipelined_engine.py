@@ -102,7 +102,8 @@ def slow_down(engine: Engine, seed: int, most: float = 1e-3) -> None:
 
 
 JOBS = st.lists(st.tuples(st.lists(st.integers(0, tiny.VOCAB - 1), min_size=1, max_size=12),
-                          st.builds(lambda p, s, n: p.with_(seed=s, max_new_tokens=n), st.sampled_from([GREEDY, SAMPLED]),
+                          st.builds(lambda p, s, n: p.with_(seed=s, max_new_tokens=n),
+                                    st.sampled_from([GREEDY, SAMPLED]),
                                     st.integers(0, 99), st.integers(1, 10)),
                           st.sampled_from(tiny.DRAFTERS)), min_size=1, max_size=7)
 
@@ -342,7 +343,8 @@ def test_capacities_hold_for_all_micro_batches_together():
 
     engine = pipelined(3, max_batch=6, selector=Selector(["near", "other"], seed=3), capacities={"near": 2, "other": 3})
     longer = GREEDY.with_(max_new_tokens=40)    # who sits where hangs on timing: enough steps to meet every case
-    requests = [engine.submit([9, 4], longer, drafter="near", gamma=2)]     # there first, so its place is not given away
+    # there first, so its place is not given away
+    requests = [engine.submit([9, 4], longer, drafter="near", gamma=2)]
     requests += [engine.submit([i, 4], longer) for i in range(8)]
     most, groups = 0, set()
     while engine.queue or engine.running:

@@ -11,7 +11,8 @@ from hypothesis import given, strategies as st
 from spin_core.engine import Engine
 from spin_core.lab.simulate.micro_batches import split_time, throughput
 from spin_core.pipeline.executor import Executor
-from spin_core.pipeline.reference import simulate, steady
+from spin_core.lab.simulate.micro_batches import steady
+from spin_core.pipeline.reference import simulate
 from spin_core.pipeline.schedule import DRAFT, STAGES, VERIFY, Schedule, Span
 from spin_core.request import SamplingParams
 

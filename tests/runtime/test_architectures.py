@@ -69,12 +69,14 @@ REFUSE = {
     "longrope": (lambda: hf.LlamaConfig(**GROUPED, rope_parameters=dict(
         rope_theta=1e4, rope_type="longrope", short_factor=[1.0] * 4, long_factor=[4.0] * 4, factor=4.0,
         original_max_position_embeddings=16)), "rope_type='longrope'"),
-    "dynamic": (lambda: hf.LlamaConfig(**GROUPED, rope_parameters=dict(rope_theta=1e4, rope_type="dynamic", factor=2.0)),
+    "dynamic": (lambda: hf.LlamaConfig(**GROUPED,
+                                       rope_parameters=dict(rope_theta=1e4, rope_type="dynamic", factor=2.0)),
                 "rope_type='dynamic'"),
     # a recurrent state cannot be taken back
     "lfm2": (lambda: hf.Lfm2Config(**GROUPED, layer_types=["conv", "full_attention"]),
              "layer 0 is of the kind conv: it keeps a recurrent state"),
-    "mamba": (lambda: hf.MambaConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2), "layer 0 is of the kind linear"),
+    "mamba": (lambda: hf.MambaConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2),
+              "layer 0 is of the kind linear"),
     # generate and forward of the library differ: there is no text to be equal to
     "moshi": (lambda: hf.MoshiConfig(**SIZES | dict(num_key_value_heads=2, head_dim=8, ffn_dim=48), sliding_window=8),
               "layer 0 shows a token all of its past, but the library's cache keeps 8 tokens"),
@@ -112,7 +114,8 @@ def test_runs_as_its_own_forward_does(name, dtype, atol):
     model = library(name, dtype)
     with quiet(name):
         ours = ModelRunner(model, slots=3, max_len=32)
-    atol = max(atol, 1e-6 if EAGER.search(name) else 0)         # the library's plain attention: softmax in single precision
+    # the library's plain attention: softmax in single precision
+    atol = max(atol, 1e-6 if EAGER.search(name) else 0)
     a, b = [5, 60, 7, 8, 33, 10, 11], [40, 41, 42, 5, 44, 45, 46, 47, 48, 9, 12]
     first = ours.forward([2, 0], [3, 8], a[:3] + b[:8], [2, 10])
     then = ours.forward([0, 2], [3, 4], b[8:] + a[3:], [2, 6])
@@ -122,7 +125,8 @@ def test_runs_as_its_own_forward_does(name, dtype, atol):
         assert torch.allclose(ours_row, plain, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("name", ["llama", *(name for name in RUN if name not in ("gpt2", "opt", "phi", "olmo2", "qwen3"))])
+@pytest.mark.parametrize("name",
+                         ["llama", *(name for name in RUN if name not in ("gpt2", "opt", "phi", "olmo2", "qwen3"))])
 @torch.no_grad()
 def test_trees_are_read_as_their_paths_are(name):
     """Behind a prefix longer than the window, in two levels: the second finds the first in the cache."""
@@ -171,9 +175,11 @@ def test_a_model_that_differs_from_itself_is_refused(monkeypatch):
 WRONG = {       # strategy: what is broken, how, and where the check must find it
     ("auto", "pools"): (attend, "rectangle", lambda whole: lambda *args: whole(*args) * 1.01, "drafts, grouped"),
     ("padded", "pools"): (attend, "rectangle", lambda whole: lambda *args: whole(*args) * 1.01, "drafts, padded"),
-    ("auto", "merging"): (attend, "merge_pieces", lambda whole: lambda *args: whole(*args) * 1.01, "drafts, decomposed"),
+    ("auto", "merging"): (attend, "merge_pieces", lambda whole: lambda *args: whole(*args) * 1.01,
+                          "drafts, decomposed"),
     ("auto", "masks"): (layout, "_tail", lambda whole: lambda *args: None, "drafts, per-request"),
-    ("decomposed", "trees"): (needs, "in_flight_mask", lambda whole: lambda batch, b: np.tri(batch.counts[b], dtype=bool),
+    ("decomposed", "trees"): (needs, "in_flight_mask",
+                              lambda whole: lambda batch, b: np.tri(batch.counts[b], dtype=bool),
                               "drafts, decomposed"),
     ("flex", "rows"): (FlexStep, "attend", lambda whole: lambda *args: whole(*args) * 1.01, "drafts, flex"),
 }
@@ -196,7 +202,8 @@ def test_attention_that_is_wrong_under_one_strategy_is_found(monkeypatch, strate
 
 
 def test_rings_change_no_logit_and_no_text():
-    """Windows of 4 tokens, rings of 4 + 5 + 64 in a text of 150: long chunks in parts, drafts rolled back, trees kept."""
+    """Windows of 4 tokens, rings of 4 + 5 + 64 in a text of 150: long chunks in parts, drafts rolled back, trees
+    kept."""
     model = build(hf.Gemma2Config(**WINDOWED | dict(max_position_embeddings=200), head_dim=8,
                                   attn_logit_softcapping=3.0), torch.float64)
     ours = ModelRunner(model, slots=2, max_len=180, chunk=5)

@@ -82,7 +82,8 @@ def unturned() -> nn.Module:
     (model(Qwen3ForCausalLM, Qwen3Config), 0), (model(Gemma2ForCausalLM, Gemma2Config), 0),
     (model(GraniteForCausalLM, GraniteConfig, residual_multiplier=0.5), 0),
     (model(MistralForCausalLM, MistralConfig, sliding_window=4), 2), (model(dtype=torch.float64), 0), (unturned(), 1),
-], ids=["norms of queries and keys", "norms behind the parts", "a multiplier", "a sliding window, which is ours to keep", "float64",
+], ids=["norms of queries and keys", "norms behind the parts", "a multiplier",
+        "a sliding window, which is ours to keep", "float64",
         "one layer without rotation"])
 def test_layers_of_other_kinds_stay(made, fused):
     attach(made)

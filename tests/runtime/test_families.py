@@ -81,7 +81,8 @@ def test_drafters_of_other_families_draft_with_windows_of_their_own(monkeypatch)
 
 
 def test_drafters_that_read_states_need_ragged_batches():
-    with pytest.raises(NotImplementedError, match="cannot run on ragged batches, which a drafter that reads the target's "
+    with pytest.raises(NotImplementedError,
+                       match="cannot run on ragged batches, which a drafter that reads the target's "
                        "states needs: no layer attends"):
         ModelRunner(families.build("bloom"), slots=2, max_len=32, keep_states=True)
 

@@ -71,7 +71,8 @@ def test_spin_drafts_as_many_tokens_as_pay(alpha, cost, gamma):
     assert 1 <= lengths[0] <= gamma
     assert speed_up(alpha, lengths[0], cost) == pytest.approx(
         max(speed_up(alpha, length, cost) for length in range(1, gamma + 1)), rel=1e-4)
-    assert selector.lengths([RequestView(0, 9, 20, 8)], np.array([b, none])).tolist() == [3, 0]      # unknown, and nobody
+    # unknown, and nobody
+    assert selector.lengths([RequestView(0, 9, 20, 8)], np.array([b, none])).tolist() == [3, 0]
 
 
 def test_a_request_whose_drafts_hold_drafts_more_than_its_neighbour():

@@ -123,7 +123,8 @@ def test_a_drafter_that_would_find_nothing_is_not_chosen(policy):
         selector.observe([outcome(r, c, accepted=1) for r, c in choices.items()])
 
 
-@pytest.mark.parametrize("policy", ["spin", "spin-full", "greedy", "epsilon-greedy", "ucb", "thompson", "exp3", "hedge"])
+@pytest.mark.parametrize("policy",
+                         ["spin", "spin-full", "greedy", "epsilon-greedy", "ucb", "thompson", "exp3", "hedge"])
 def test_learners_find_a_drafter_that_is_far_better(policy):
     selector = build(policy, seed=0)
     counts = dict.fromkeys([*ARMS, NONE], 0)

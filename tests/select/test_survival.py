@@ -22,7 +22,8 @@ def teach(survival: Survival, chance, rounds: int = 3000, gamma: int = 4, seed: 
 def test_hazards_come_to_the_truth_and_requests_to_themselves():
     survival = Survival(1, 4, kappa=8, memory=1e6)
     teach(survival, [.7] * 10, rounds=500)
-    np.testing.assert_allclose(survival.curves(survival.frailty(survival.rows([99])))[0, 0], .7 ** np.arange(1, 5), atol=.03)
+    np.testing.assert_allclose(survival.curves(survival.frailty(survival.rows([99])))[0, 0], .7 ** np.arange(1, 5),
+                               atol=.03)
     survival = Survival(1, 4, kappa=8, memory=1e6)
     teach(survival, [.9, .6], rounds=1500)
     good, poor = survival.curves(survival.frailty(survival.rows([0, 1])))[:, 0]

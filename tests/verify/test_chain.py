@@ -79,7 +79,7 @@ def test_greedy_by_hand():
     assert not verdict.failed.any()
 
 
-def test_a_greedy_batch_pays_for_no_law_and_no_noise(monkeypatch):
+def test_a_greedy_batch_pays_for_no_distribution_and_no_noise(monkeypatch):
     def unwanted(*_):
         raise AssertionError("a greedy batch needs only an argmax")
 
@@ -157,7 +157,7 @@ def test_a_request_fails_alone_and_only_on_rows_its_verdict_needs(params, troubl
             assert as_lists(verdict) == [right, None if bad <= accepted else right[:accepted + 1], right, [4]]
 
 
-def test_a_drafter_without_a_law_costs_speed_but_not_the_law():
+def test_a_drafter_without_a_distribution_costs_speed_but_not_the_distribution():
     """NaN in q: the draft is rejected whatever it is, and its place is drawn from p."""
     n, p = 200, torch.tensor([0.2, 0.5, 0.3])
     draft = Draft(torch.ones(n, dtype=torch.int64), torch.arange(n + 1), torch.full((1, 3), torch.nan),

@@ -156,7 +156,7 @@ def total_variation(a: Tensor, b: Tensor) -> float:
 @pytest.mark.parametrize("vocab, gamma", [(3, 1), (3, 3), (4, 2), (5, 3), (6, 1), (6, 3)])
 @pytest.mark.parametrize("params", [p for p in PARAMS if p != "greedy"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_exact_law(monkeypatch, vocab, gamma, params, kind):
+def test_exact_distribution(monkeypatch, vocab, gamma, params, kind):
     params = PARAMS[params]
     p_logits, q_logits = table(vocab, gamma + 1, seed=1), table(vocab, gamma + 1, seed=2)
     joint = enumerate_law(monkeypatch, p_logits, law_of(q_logits, params), params, gamma, kind)
@@ -167,7 +167,7 @@ def test_exact_law(monkeypatch, vocab, gamma, params, kind):
 @pytest.mark.parametrize("params", ["plain", "all"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ids", [[0, 2], [1, 3, 4], [4]])
-def test_exact_law_with_a_subset_vocabulary(monkeypatch, params, kind, ids):
+def test_exact_distribution_with_a_subset_vocabulary(monkeypatch, params, kind, ids):
     vocab, gamma, params = 5, 3, PARAMS[params]
     p_logits, ids = table(vocab, gamma + 1, seed=3), torch.tensor(ids)
     q = law_of(table(vocab, gamma + 1, seed=4)[:, ids], params)
@@ -175,7 +175,7 @@ def test_exact_law_with_a_subset_vocabulary(monkeypatch, params, kind, ids):
     assert total_variation(joint, continuations(target_law(p_logits, params), gamma + 1)[0][0]) < 1e-12
 
 
-def test_exact_law_where_q_is_p_and_where_they_share_nothing(monkeypatch):
+def test_exact_distribution_where_q_is_p_and_where_they_share_nothing(monkeypatch):
     vocab, gamma, params = 4, 2, PARAMS["plain"]
     p_logits = table(vocab, gamma + 1, seed=5)
     even = torch.arange(vocab) % 2 == 0
@@ -256,7 +256,8 @@ def speculate(p_logits: Tensor, q_logits: Tensor, params: list[SamplingParams], 
 def p_value(outputs: Tensor, distribution: Tensor) -> float:
     seen = outputs.bincount(minlength=len(distribution))
     assert not seen[distribution == 0].any(), "an output the target cannot write"
-    return stats.chisquare(seen[distribution > 0].numpy(), (distribution[distribution > 0] / distribution.sum() * len(outputs)).numpy()).pvalue
+    return stats.chisquare(seen[distribution > 0].numpy(),
+                           (distribution[distribution > 0] / distribution.sum() * len(outputs)).numpy()).pvalue
 
 
 VOCAB, LENGTH, REQUESTS = 4, 3, 50_000
@@ -274,7 +275,7 @@ def chi_square(params: SamplingParams, kind: str, ids=None, reported=None) -> fl
     ("plain", "sampled", None), ("plain", "one_hot", None), ("all", "mixed", None),
     ("plain", "mixed", [0, 2, 3]),
 ])
-def test_draws_follow_the_law(params, kind, ids):
+def test_draws_follow_the_distribution(params, kind, ids):
     assert chi_square(PARAMS[params], kind, None if ids is None else torch.tensor(ids)) > 1e-7
 
 
@@ -297,7 +298,7 @@ def test_chi_square_catches_noise_used_twice(monkeypatch):
     assert chi_square(PARAMS["plain"], "sampled") < 1e-20
 
 
-def test_each_request_of_a_mixed_batch_follows_its_own_law():
+def test_each_request_of_a_mixed_batch_follows_its_own_distribution():
     p_logits, q_logits = table(VOCAB, LENGTH, seed=6), table(VOCAB, LENGTH, seed=7)
     names = list(PARAMS)
     params = [PARAMS[names[i % len(names)]].with_(seed=i // len(names)) for i in range(25_000 * len(names))]

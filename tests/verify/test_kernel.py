@@ -95,7 +95,8 @@ def test_the_kernel_equals_the_reference(device, params, data):
 
 def mixed_params(batch: int, filters: bool = True) -> list[SamplingParams]:
     return [SamplingParams(temperature=(0.0, 1.0, 0.7)[b % 3], top_k=20 * (filters and b % 8 == 2),
-                           seed=b + 2**40 * (b % 2), top_p=0.9 if filters and b % 8 == 4 else 1.0) for b in range(batch)]
+                           seed=b + 2**40 * (b % 2),
+                           top_p=0.9 if filters and b % 8 == 4 else 1.0) for b in range(batch)]
 
 
 @pytest.mark.parametrize("vocab, batch, dtype, sizes", [
@@ -152,7 +153,7 @@ def test_a_residual_without_mass_falls_back_to_p(device):
     assert 0 < int(verdict.num_accepted.sum()) < batch
 
 
-def test_a_drafter_without_a_law_costs_speed_but_not_the_law(device):
+def test_a_drafter_without_a_distribution_costs_speed_but_not_the_distribution(device):
     logits, draft = make_batch([1] * 4, 240, seed=2)
     for bad in (0, 239):
         q = logits[:1].softmax(-1).clone()
@@ -295,7 +296,8 @@ def test_filters_keep_the_reference_s_tokens(device, ties):
 @triton.jit
 def _noise(SEED, POSITION, OUT, first, BLOCK: tl.constexpr):
     entrant = tl.arange(0, BLOCK)
-    tl.store(OUT + entrant, kernel_noise.inverse_exponential(tl.load(SEED), tl.load(POSITION), first + entrant, kernel_rows._FINAL))
+    tl.store(OUT + entrant,
+             kernel_noise.inverse_exponential(tl.load(SEED), tl.load(POSITION), first + entrant, kernel_rows._FINAL))
 
 
 def test_noise_is_the_races_and_precise_where_races_are_won(device):
@@ -396,7 +398,8 @@ def test_at_most_two_launches_and_no_wait_for_the_device():
 # ---- the distribution, and who is asked
 
 def p_values(draws: int, device: str) -> tuple[float, float]:
-    """Chi-square of first emitted tokens against p, and of the drafted tokens: the same test on the wrong distribution."""
+    """Chi-square of first emitted tokens against p, and of the drafted tokens: the same test on the wrong
+    distribution."""
     p, q = torch.tensor([0.4, 0.3, 0.2, 0.1]), torch.tensor([0.1, 0.2, 0.3, 0.4])
     generator = torch.Generator().manual_seed(0)
     drafted = q.multinomial(draws, replacement=True, generator=generator)
@@ -409,7 +412,7 @@ def p_values(draws: int, device: str) -> tuple[float, float]:
                  for x in (verdict.tokens[:, 0].cpu(), drafted))
 
 
-def test_draws_follow_the_law(device):
+def test_draws_follow_the_distribution(device):
     follows, wrong = p_values(70 if device == "cpu" else 200_000, device)
     assert follows > 1e-4 and wrong < 1e-10
 

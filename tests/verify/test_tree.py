@@ -56,16 +56,18 @@ weights = st.lists(st.sampled_from([0.0, 0.0, 0.01, 0.2, 0.5, 1.0]), min_size=6,
 
 @settings(max_examples=15, deadline=None)
 @given(weights.filter(any), weights.filter(lambda w: sum(x > 0 for x in w) >= COUNT), st.sampled_from([*LOSSLESS]))
-def test_lossless_for_any_laws(p, q, name):
+def test_lossless_for_any_distributions(p, q, name):
     """Zeros, and distributions that share nothing or everything, included."""
     p, q = (torch.tensor(x, dtype=torch.float64) for x in (p, q))
     assert measure(LOSSLESS[name], p / p.sum(), q / q.sum())[0] < 1e-9
 
 
-def tree(parents: list[int], tokens: list[int], distributions: Tensor | None = None, way: str = "independent", rows=None) -> Tree:
+def tree(parents: list[int], tokens: list[int], distributions: Tensor | None = None, way: str = "independent",
+         rows=None) -> Tree:
     """One request's tree."""
     rows = None if rows is None else torch.tensor(rows)
-    return Tree(torch.tensor(tokens), torch.tensor([0, len(tokens)]), distributions, rows, None, torch.tensor(parents), way)
+    return Tree(torch.tensor(tokens), torch.tensor([0, len(tokens)]), distributions, rows, None, torch.tensor(parents),
+                way)
 
 
 def test_what_cannot_be_lossless_is_refused():
@@ -129,7 +131,7 @@ def test_a_request_fails_alone():
     assert verdict.failed.tolist() == [False, True]
 
 
-def test_each_verifier_takes_its_own_kind_and_laws_must_be_there():
+def test_each_verifier_takes_its_own_kind_and_distributions_must_be_there():
     """Siblings that were taken for a chain would be tested with the wrong q."""
     siblings = tree([-1, -1], [1, 2], torch.full((1, 6), 1 / 6), "without_replacement", [0, 0])
     sampling, position = SamplingBatch.from_params([SAMPLED]), torch.tensor([3])
@@ -193,7 +195,7 @@ def two_tokens(way: str, mistake: bool = False) -> float:
 
 
 @pytest.mark.parametrize("way", ["independent", "without_replacement", "top_k"])
-def test_draws_follow_the_law(way):
+def test_draws_follow_the_distribution(way):
     assert two_tokens(way) > 1e-6
 
 

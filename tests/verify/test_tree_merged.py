@@ -13,8 +13,9 @@ P, Q, OTHER = torch.tensor([[0.45, 0.3, 0.15, 0.1], [0.2, 0.15, 0.45, 0.2], [0.1
 
 
 def distribution(way: str, rows: list[int], distributions: list[torch.Tensor], stop: bool = False) -> torch.Tensor:
-    """Of the emitted token. ``rows``: from which of ``distributions`` each child is drawn, -1 for the first distribution's likeliest
-    token, one-hot. ``stop``: a third distinct token is not let in any more, as by a budget of two nodes."""
+    """Of the emitted token. ``rows``: from which of ``distributions`` each child is drawn, -1 for the first
+    distribution's likeliest token, one-hot. ``stop``: a third distinct token is not let in any more, as by a budget
+    of two nodes."""
     out = torch.zeros_like(P)
     for tokens in itertools.product(range(len(P)), repeat=len(rows)):
         chance, tested, kept = 1.0, [], len(rows)
@@ -58,7 +59,8 @@ def test_leaving_out_the_other_drafters_tokens_as_well_is_biased():
     rows, out = [0, 1], torch.zeros_like(P)
     for a, b in itertools.product(range(len(P)), repeat=2):
         chance = float(Q[a] * OTHER[b])
-        for i, (left, q) in enumerate(trials(P, "without_replacement", [a, b], [Q, OTHER])):     # as if of one distribution
+        # as if of one distribution
+        for i, (left, q) in enumerate(trials(P, "without_replacement", [a, b], [Q, OTHER])):
             if i == len(rows):
                 out += chance * left
                 break

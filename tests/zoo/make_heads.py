@@ -3,8 +3,9 @@
 Not a test: the package needs an environment of its own (torch 2.13.0, transformers 5.19, speculators 0.9.0 without its
 dependencies torchvision and torchaudio, loguru, pydantic-settings, datasets 5.1). There: python tests/zoo/make_heads.py
 
-Each folder is what ``save_pretrained`` writes, but for program code. Beside it, in NAME.safetensors, stand ``states`` and
-``tokens`` that were read and ``logits [steps, T, Vd]`` of a draft of several tokens behind every position (training-time test).
+Each folder is what ``save_pretrained`` writes, but for program code. Beside it, in NAME.safetensors, stand ``states``
+and ``tokens`` that were read and ``logits [steps, T, Vd]`` of a draft of several tokens behind every position
+(training-time test).
 """
 
 import os

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from spin_core import zoo
 from spin_core.lab.distill.unroll import unroll
 from spin_core.draft import Eagle3Llama
+from spin_core.lab.distill import heads
 from spin_core.zoo import speculators
 
 HEADS = Path(__file__).with_name("heads")
@@ -56,14 +57,14 @@ def test_logits_are_those_of_speculators(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("layout", speculators.LAYOUTS)
+@pytest.mark.parametrize("layout", heads.LAYOUTS)
 def test_round_trip(name, layout, tmp_path):
     head, goal = load(HEADS / name), target()
     if layout == "original" and head.model.config.num_hidden_layers > 1:
         with pytest.raises(ValueError, match="has 2 layers; the original layout knows one"):
-            speculators.save(head, tmp_path / name, goal, layout=layout)
+            heads.save(head, tmp_path / name, goal, layout=layout)
         return
-    speculators.save(head, tmp_path / name, goal, layout=layout, dtype=torch.float32)
+    heads.save(head, tmp_path / name, goal, layout=layout, dtype=torch.float32)
     assert speculators.is_head(tmp_path / name)
     again = speculators.load(tmp_path / name, goal, VOCAB)
     assert again.name == name and again.model.layers_read == head.model.layers_read
@@ -76,7 +77,7 @@ def test_round_trip(name, layout, tmp_path):
 
 
 def test_saved_tensors_are_those_that_speculators_saves(tmp_path):
-    speculators.save(load(HEADS / "one-layer"), tmp_path / "head", target(), dtype=torch.float32)
+    heads.save(load(HEADS / "one-layer"), tmp_path / "head", target(), dtype=torch.float32)
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / "head", HEADS / "one-layer"))
     assert ours.keys() == theirs.keys() and all(ours[key].equal(theirs[key]) for key in theirs)
 
@@ -88,7 +89,7 @@ def test_embedding_of_the_target_is_shared_and_stays_out_of_the_file(head, tmp_p
     goal = target()
     drafter = speculators.load(head, goal, VOCAB)
     assert drafter.model.model.embed_tokens.weight is goal.model.embed_tokens.weight
-    speculators.save(drafter, tmp_path / "again", goal)
+    heads.save(drafter, tmp_path / "again", goal)
     assert "embed_tokens.weight" not in load_file(tmp_path / "again" / "model.safetensors")
     assert {t.device.type for t in [*drafter.model.parameters(), *drafter.model.buffers()]} == {"cpu"}
 
@@ -143,9 +144,11 @@ def state(**changes):
     (spoil(d2t=torch.full((10,), 7)), "key 'd2t' must name different ids of the target's 16"),
     (spoil(d2t=-torch.arange(10)), "key 'd2t' must name different ids of the target's 16"),
     (spoil(t2d=torch.ones(16, dtype=torch.bool)), "keys 'd2t' and 't2d' name different ids"),
-    (state(eagle_aux_hidden_state_layer_ids=[1, 2, 9]), r"eagle_aux_hidden_state_layer_ids \[1, 2, 9\] are not different"),
+    (state(eagle_aux_hidden_state_layer_ids=[1, 2, 9]),
+     r"eagle_aux_hidden_state_layer_ids \[1, 2, 9\] are not different"),
     (state(eagle_aux_hidden_state_layer_ids=[1, 1, 2]), "are not different layers of a target of 8"),
-    (state(eagle_aux_hidden_state_layer_ids=[1, 2]), r"key 'fc.weight' has shape \[16, 48\], this target needs \[16, 32\]"),
+    (state(eagle_aux_hidden_state_layer_ids=[1, 2]),
+     r"key 'fc.weight' has shape \[16, 48\], this target needs \[16, 32\]"),
     (state(transformer_layer_config={"model_type": "qwen3"}), "layers of the kind 'qwen3'; only Llama's are known"),
     (lambda folder: (folder / "model.safetensors").unlink(), "holds no .safetensors file"),
 ], ids=lambda x: x if isinstance(x, str) else "")
@@ -159,9 +162,9 @@ def test_bad_heads_name_what_is_wrong(head, change, reason):
 def test_only_heads_are_saved_as_heads(tmp_path):
     drafter = zoo.DraftModel("plain", target(), None, 64)
     with pytest.raises(ValueError, match="'plain' is no EAGLE-3 head but a LlamaForCausalLM"):
-        speculators.save(drafter, tmp_path / "head", target())
+        heads.save(drafter, tmp_path / "head", target())
     with pytest.raises(ValueError, match="unknown layout 'other'; known: speculators, original"):
-        speculators.save(load(HEADS / "one-layer"), tmp_path / "head", target(), layout="other")
+        heads.save(load(HEADS / "one-layer"), tmp_path / "head", target(), layout="other")
 
 
 def test_head_from_the_hub(save, monkeypatch):

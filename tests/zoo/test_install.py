@@ -289,7 +289,8 @@ def test_a_filled_cache_is_only_read(fake, monkeypatch):
 @pytest.mark.parametrize("place", ["", "fake", "fake/fp32", "fake/tiny.gguf", "fake/fp32/manifest.json",
                                    "fake/fp32/model.safetensors", "fake/.lock"])
 def test_a_file_for_a_folder_or_a_folder_for_a_file_is_named_and_mended(fake, place):
-    """SPIN_HOME or anything below it is of the wrong kind: the message names it, and ``fetch`` mends what is its own."""
+    """SPIN_HOME or anything below it is of the wrong kind: the message names it, and ``fetch`` mends what is its
+    own."""
     zoo.fetch("fake")
     path = fake.folder.parent / place
     if path.is_dir():

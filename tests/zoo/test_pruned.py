@@ -203,7 +203,8 @@ def test_head_in_a_file(tmp_path):
     assert model.model.layers[0].self_attn.q_proj.in_features == 2 * target.config.hidden_size
     for text in (None, "", "1", "0,1", "0,1,1", "0,1,3", "a,1,2", "-1,1,2"):
         save_file(tensors, path, None if text is None else {"layers_read": text})
-        reason = "key 'fc.weight' has shape" if text in ("1", "0,1") else f"layers_read {text!r} are not different layers"
+        reason = "key 'fc.weight' has shape" if text in ("1", "0,1") else \
+            f"layers_read {text!r} are not different layers"
         with pytest.raises(ValueError, match=reason):
             pruned.load_pruned(path, target, VOCAB)
 
@@ -225,7 +226,8 @@ def test_int8_rows_are_multiplied_out(tmp_path):
             assert ((loaded[key] - value).abs() <= bound).all()
     del stored["layers.0.mlp.up_proj.weight.scale"]
     save_file(stored, path)
-    with pytest.raises(ValueError, match="key 'layers.0.mlp.up_proj.weight.scale' must hold a number for each of the 24"):
+    with pytest.raises(ValueError,
+                       match="key 'layers.0.mlp.up_proj.weight.scale' must hold a number for each of the 24"):
         pruned.load_pruned(path, target, VOCAB)
 
 

@@ -61,7 +61,8 @@ def test_tables_come_last_so_that_a_model_is_the_default(file, tmp_path):
     ([1], [1], {"kind": "table"}, "made for None ids")])
 def test_a_bad_file_is_named_with_its_reason(tmp_path, contexts, followers, metadata, reason):
     path = tmp_path / "bad.safetensors"
-    save_file({"contexts": torch.tensor(contexts), "followers": torch.tensor(followers, dtype=torch.int32)}, path, metadata)
+    save_file({"contexts": torch.tensor(contexts), "followers": torch.tensor(followers, dtype=torch.int32)}, path,
+              metadata)
     with pytest.raises(ValueError, match=reason) as failure:
         load_table(path, VOCAB)
     assert str(failure.value).startswith(f"{path}: ")

@@ -20,7 +20,7 @@ from spin_core.files import check_writable
 from spin_core.select import NONE, make
 from spin_core.lab.simulate.oracle import Planned, oracle_request, oracle_steps
 from spin_core.lab.simulate.recording import MAX_GAMMA, STORED, Recording, memory_bound
-from spin_core.lab.simulate.replay import Replay, replay
+from spin_core.lab.simulate.replay import replay
 
 DESCRIPTION = "selection policies replayed on recorded text, against the best drafter of every request"
 BANDITS = ("spin", "spin-full", "greedy", "epsilon-greedy", "ucb", "exp3", "thompson", "hedge", "random")
@@ -175,9 +175,7 @@ def thinking(recording: Recording, batch: int) -> tuple[float, float]:
     """
     served = recording.take(np.arange(max(len(recording), 2 * batch)) % len(recording))
     capacities = {a: max(1, batch // 2) for a in served.drafters}
-    best: Replay | None = None
-    for _ in range(2):                          # the first pass warms up
-        selector = make("spin-full", served.drafters, cost=served.passes["target"])
-        run = replay(served, selector, batch=batch, capacities=capacities)
-        best = run if best is None or run.thinking < best.thinking else best
+    runs = [replay(served, make("spin-full", served.drafters, cost=served.passes["target"]), batch=batch,
+                   capacities=capacities) for _ in range(2)]            # the first one warms up
+    best = min(runs, key=lambda run: run.thinking)
     return best.thinking / best.wall, best.thinking / len(best.step_seconds)

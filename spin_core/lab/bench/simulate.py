@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from itertools import product
 
 import numpy as np
 
@@ -111,18 +112,15 @@ def under_load(kind: str, rate: float, requests: int, data_set: str = "CP") -> R
 def speed(requests: int, repeats: int) -> list[dict]:
     """Request-steps per second for fixed policies and for SPIN's selection."""
     rows, texts = [], paper.texts("Alpaca", requests)
-    for policy in ("68M", "spin"):
-        for strategy in ("padded", "decomposed"):
-            for batch in (8, 32, 64):
-                costs, seconds = paper.system("LLaMA-7B", strategy), []
-                for _ in range(repeats):
-                    chooser = policy if policy in DRAFTERS else make(policy, list(DRAFTERS))
-                    start = time.perf_counter()
-                    done = simulate(texts, costs, chooser, batch=batch)
-                    seconds.append(time.perf_counter() - start)
-                rows.append({"policy": policy, "strategy": strategy, "batch": batch,
-                             "request_steps": done.request_steps,
-                             "request_steps_per_s": done.request_steps / min(seconds)})
+    for policy, strategy, batch in product(("68M", "spin"), ("padded", "decomposed"), (8, 32, 64)):
+        costs, seconds = paper.system("LLaMA-7B", strategy), []
+        for _ in range(repeats):
+            chooser = policy if policy in DRAFTERS else make(policy, list(DRAFTERS))
+            start = time.perf_counter()
+            done = simulate(texts, costs, chooser, batch=batch)
+            seconds.append(time.perf_counter() - start)
+        rows.append({"policy": policy, "strategy": strategy, "batch": batch, "request_steps": done.request_steps,
+                     "request_steps_per_s": done.request_steps / min(seconds)})
     return rows
 
 

@@ -127,7 +127,8 @@ def measure(engine: Engine, prompts: dict[str, list], args) -> Report:
             row("batch 1, equal depth", "greedy", first, shape, value)
         report.bars.append(Bar("tau of the expansion 2,1,1 over the chain of equal depth, batch 1",
                                few["2,1,1"].value / few["1,1,1"].value, ">= 1.0001"))
-        rates = trees.acceptance_by_rank(trees.ranks(engine, first, texts["greedy"]))
+        first_k = trees.match_rates([trees.ranks(engine, first, texts["greedy"])], most=8)
+        rates = trees.by_rank([share.value for share in first_k])
         for nodes in (6, 14):
             shape, expected = best_shape(rates, nodes, 6)
             row(f"best shape of {nodes} nodes", "greedy", first, f"{shape}, expected", expected)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from argparse import Namespace
 
 import numpy as np
@@ -15,6 +13,7 @@ from spin_core.decompose.attend import Workspace
 from spin_core.decompose.calibrate import timed
 from spin_core.decompose.costs import Heads
 from spin_core.lab.bench.other_attention import PaddedView, VarlenStep
+from spin_core.lab.bench.timing import interleaved
 from spin_core.decompose.strategies import WAYS, Attention, step_class
 from spin_core.kv.batch import RaggedBatch
 from spin_core.kv.cache import SlotCache
@@ -154,12 +153,7 @@ def _ratio(one: np.ndarray, other: np.ndarray) -> float:
 def _planning(batch: RaggedBatch, cache: SlotCache, heads: Heads) -> float:
     """Seconds to plan a step and lay it out."""
     attention = Attention("auto", heads.kv * heads.group, cache)
-    times = []
-    for _ in range(10):
-        start = time.perf_counter()
-        attention.step(batch)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return interleaved({"plan": lambda: attention.step(batch)}, 10)["plan"]
 
 
 def _others(device: torch.device) -> dict:

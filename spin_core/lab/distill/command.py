@@ -162,7 +162,7 @@ def export(family, out: Path, name: str, folder: Path, speculators: bool = False
          "answer_tokens": line["answer_tokens"]} for line in held]})
     tell(f"{name}: {path} ({path.stat().st_size / 1e6:.1f} MB)")
     if speculators and recipe.form == "eagle3":
+        from spin_core.lab.distill.heads import save
         from spin_core.zoo import pruned
-        from spin_core.zoo.speculators import save
 
         save(pruned.load_pruned(path, family.target, family.vocab_size), folder / f"{name}-speculators", family.target)

@@ -14,6 +14,7 @@ import torch
 
 from spin_core.lab.distill import corpus
 from spin_core.lab.distill.decode import BatchDecoder
+from spin_core.lab.distill.kinds import user_turns
 from spin_core.lab.distill.prompts import Messages, PromptWriter
 from spin_core.zoo import Family
 
@@ -78,13 +79,8 @@ def _on_answers(family: Family, shard: corpus.Shard, writer: PromptWriter, rng: 
             out.append(writer.about(text))
         else:
             # the last user turn is enough of a conversation to go on from
-            out.append(writer.second_turn([{"role": "user", "content": _last_turn(question)}], text))
+            out.append(writer.second_turn([{"role": "user", "content": user_turns(question)[-1].strip()}], text))
     return out
-
-
-def _last_turn(decoded: str) -> str:
-    """The last user turn of a decoded ChatML prompt, whose role names stay as lines of their own."""
-    return decoded.rsplit("user\n", 1)[-1].removesuffix("assistant\n").strip()
 
 
 def _own_turns(family: Family, decoder: BatchDecoder, count: int, generator: torch.Generator) -> list[Messages]:

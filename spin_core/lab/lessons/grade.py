@@ -12,9 +12,9 @@ import ast
 import contextlib
 import io
 import json
+import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -88,35 +88,20 @@ def grade(path: Path, seconds: float = 30) -> list[Score]:
 
 
 def _in_a_process(path: Path, names: Sequence[str], seconds: float) -> Iterator[tuple[str, dict]]:
-    """Answers to the exercises in their order, until the process has ended or was killed; at least one."""
-    process = subprocess.Popen([sys.executable, "-m", __name__, str(path.resolve()), *names], cwd=path.parent, text=True,
-                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    late = threading.Event()
-
-    def line(limit: float) -> str:
-        timer = threading.Timer(limit, lambda: (late.set(), process.kill()))
-        timer.start()
-        try:
-            return process.stdout.readline()
-        finally:
-            timer.cancel()
-
-    try:
-        ready = line(START_SECONDS)
-        for name in names:
-            said = ready and line(seconds)
-            if not said.endswith("\n"):
-                why = f"no answer within {seconds:g} s" if late.is_set() else "the answer ended the process"
-                yield name, {"status": "wrong", "message": f"{why}." if ready else "The notebook cannot be run."}
-                return
-            yield name, json.loads(said)
-    finally:
-        process.kill()
-        process.communicate()
+    """Answers to the exercises in their order, until the process has ended or its alarm has killed it; at least one."""
+    done = subprocess.run([sys.executable, "-m", __name__, str(path.resolve()), str(seconds), *names], cwd=path.parent, text=True,
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    ready, *answers = done.stdout.splitlines() or [""]
+    yield from zip(names, map(json.loads, answers))
+    if len(answers) < len(names):
+        why = f"no answer within {seconds:g} s" if done.returncode == -signal.SIGALRM else "the answer ended the process"
+        yield names[len(answers)], {"status": "wrong", "message": f"{why}." if ready else "The notebook cannot be run."}
 
 
-def _answer(path: str, names: Sequence[str]) -> None:
-    """In the process: a line when the lesson's imports are done, then a line of JSON for each exercise."""
+def _answer(path: str, seconds: float, names: Sequence[str]) -> None:
+    """In the process: a line when the lesson's imports are done, then a line of JSON for each exercise. An alarm, which
+    nothing handles, ends the process when one of them takes too long."""
+    signal.setitimer(signal.ITIMER_REAL, START_SECONDS)
     out, sys.stdout = sys.stdout, io.StringIO()         # whatever the student prints is dropped
     lesson = json.loads((ROOT / "notebooks" / Path(path).name).read_text())
     checks = {task["metadata"]["nbgrader"]["grade_id"]: source(check) for task, check in graded(lesson)}
@@ -136,6 +121,7 @@ def _answer(path: str, names: Sequence[str]) -> None:
                      " ".join([*checks.values(), *theirs.values(), *added]))
     print("ready", file=out, flush=True)
     for name in names:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
         answer = _check(theirs[name], checks[name], added, space) if name in theirs else {"status": "wrong",
                                                                                          "message": broken}
         print(json.dumps(answer), file=out, flush=True)
@@ -168,4 +154,4 @@ def _check(task: str, check: str, added: Sequence[str], space: dict) -> dict:
 
 
 if __name__ == "__main__":
-    _answer(sys.argv[1], sys.argv[2:])
+    _answer(sys.argv[1], float(sys.argv[2]), sys.argv[3:])

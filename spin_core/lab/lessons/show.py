@@ -65,11 +65,11 @@ def show(name: str, figure: Figure, *series: dict, caption: str, finding: str = 
          directory: str | Path | None = None) -> None:
     """Display ``figure``, and save it and its ``series`` (:func:`spin_core.lab.results.figures.save`).
 
-    Below the picture stands of which kinds its numbers are. The caption is also the picture's alternative text;
+    Over the picture stands of which kinds its numbers are. The caption is also the picture's alternative text;
     ``finding`` is what the figure says, in one sentence. ``directory``: the one that :func:`begin` was given.
     """
     kinds = [kind for kind in figures.KINDS if any(one["kind"] == kind for one in series)]
-    figure.text(1, -0.2 / figure.get_figheight(), " · ".join(kinds), ha="right", va="top", size=9, color=look.GREY)
+    figure.text(1, 1, " · ".join(kinds), ha="right", va="bottom", size=9, color=look.GREY)
     figures.save(name, figure, series, caption=caption, finding=finding, directory=directory or _folder)
     display(Image(look.png(figure, dpi=200, whole=True), format="png", width=round(look.WIDTH * 100), alt=caption))
 

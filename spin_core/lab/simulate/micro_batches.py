@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from spin_core.pipeline.reference import steady
+from spin_core.pipeline.reference import simulate
+from spin_core.pipeline.schedule import VERIFY
 
 
 def split_time(seconds: float, fixed: float, shares: Iterable[float]) -> list[float]:
@@ -28,3 +29,15 @@ def throughput(draft: float, verify: float, count: int, *, draft_fixed: float = 
     """
     shares = [1 / count] * count if batch is None else [len(range(i, batch, count)) / batch for i in range(count)]
     return 1 / steady(split_time(draft, draft_fixed, shares), split_time(verify, verify_fixed, shares))
+
+
+def steady(draft: Sequence[float], verify: Sequence[float]) -> float:
+    """Seconds per round once the pipeline is full.
+
+    Every round must give each stage its sum, and every group both of its own stages, one after the other:
+    max(sum draft, sum verify, max_i (draft_i + verify_i)) is a bound, and reached when the groups are alike.
+    """
+    rounds = 4 * len(draft) + 8
+    ends = [s.end for s in simulate(draft, verify, rounds).spans if s.stage == VERIFY and s.group == len(draft) - 1]
+    half = rounds // 2
+    return (ends[-1] - ends[half - 1]) / (rounds - half)

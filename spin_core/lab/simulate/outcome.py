@@ -9,16 +9,14 @@ from numpy import ndarray
 from spin_core.pipeline.heuristic import Decision
 from spin_core.pipeline.schedule import DRAFT, VERIFY, Schedule, Span
 
-STEP_FIELDS = ("start", "drafted", "begin", "end", "size", "rows", "needed", "touched", "emitted", "draft", "held",
-               "group")
+STEP_FIELDS = ("start", "drafted", "begin", "end", "size", "rows", "needed", "touched", "emitted", "draft", "group")
 
 
 @dataclass
 class Run:
     """What happened. ``steps``: one array per field of ``STEP_FIELDS``, one entry per step of a group; the first
     four are times: drafting begins and ends, verification begins and ends. ``needed``, ``touched``: keys without
-    and with padding; ``draft``: seconds of drafting, were the group alone; ``held``: tokens of memory reserved by all
-    running requests.
+    and with padding; ``draft``: seconds of drafting, were the group alone.
     ``arrived``, ``admitted``, ``finished``: times by request. ``served``: steps by drafter. ``events``: one
     (step, request, drafter, drafted, accepted) per request and step, if asked for.
     """
@@ -65,10 +63,6 @@ class Run:
     def padding(self) -> float:
         """The share of padding among the keys that are computed on."""
         return 1 - float(self.steps["needed"].sum() / self.steps["touched"].sum())
-
-    def busy(self, stage: str) -> float:
-        """The share of the time in which a stage has work: ``DRAFT`` or ``VERIFY``."""
-        return self.schedule().busy_share(stage)
 
     def schedule(self) -> Schedule:
         """When each stage worked, for a Gantt chart."""

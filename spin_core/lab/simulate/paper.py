@@ -15,7 +15,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from spin_core.lab.simulate.micro_batches import throughput
 from spin_core.select import make
 from spin_core.select.base import NONE
 from spin_core.lab.simulate.oracle import chain_counts, oracle_steps
@@ -159,15 +158,6 @@ def stages(data_set: str, drafter: str, batch: int = BATCH, requests: int = 200)
         ("draft", run.steps["draft"]), ("verify", run.steps["end"] - run.steps["begin"]))} for run in (
             serve(data_set, "LLaMA-7B", drafter, batch=n, requests=requests) for n in (batch, 1)))
     return whole | {f"{stage} fixed": min(1.0, one[stage] / whole[stage]) for stage in whole}
-
-
-def supposed_gains(stage: dict[str, float], fixed: float, counts: Sequence[int],
-                   batch: int = BATCH) -> dict[int, float]:
-    """Gains of micro-batches by the pipeline's own model, had both stages (of :func:`stages`) this ``fixed``
-    share."""
-    rate = {m: throughput(stage["draft"], stage["verify"], m, draft_fixed=fixed, verify_fixed=fixed, batch=batch)
-            for m in (1, *counts)}
-    return {m: rate[m] / rate[1] for m in counts}
 
 
 def heuristic_case(data_set: str, drafter: str, batch: int, counts: Sequence[int], **more) -> dict:

@@ -40,18 +40,16 @@ RENEW = 8               # steps after which the pieces' width is searched anew
 
 def simulate(recording: Recording, costs: Roofline | Tables, policy: Selector | str, *, batch: int = 8,
              micro_batches: int | str = 1, gamma: int = 4, arrivals: Sequence[float] | None = None,
-             kv_tokens: int | None = None, capacities: Mapping[str, int] | None = None, events: bool = False,
-             by_length: bool = False) -> Run:
+             capacities: Mapping[str, int] | None = None, events: bool = False, by_length: bool = False) -> Run:
     """Serve all requests of ``recording``, first come first served.
 
     ``policy``: a selector, or the name of the one drafter that drafts ``gamma`` tokens for everyone ("none": plain
     decoding). ``batch``: requests that run at once. ``micro_batches``: groups, or "auto" for the heuristic.
-    ``arrivals``: seconds ``[R]``, rising; None: all at once. ``kv_tokens``: tokens of prompt and answer that the
-    running requests may come to hold together. ``by_length``: whenever requests have come or gone, micro-batches are
-    formed anew of requests of similar length; else a request stays in the one it was admitted to. Raises ValueError
-    for what cannot be served.
+    ``arrivals``: seconds ``[R]``, rising; None: all at once. ``by_length``: whenever requests have come or gone,
+    micro-batches are formed anew of requests of similar length; else a request stays in the one it was admitted to.
+    Raises ValueError for what cannot be served.
     """
-    return System(recording, costs, policy, batch, micro_batches, gamma, arrivals, kv_tokens, capacities, events,
+    return System(recording, costs, policy, batch, micro_batches, gamma, arrivals, capacities, events,
                   by_length=by_length).run()
 
 
@@ -87,12 +85,11 @@ class System:
     ``free_reading``: drafters take no time to read what they have missed; for ceilings.
     """
 
-    def __init__(self, recording, costs, policy, batch=8, micro_batches=1, gamma=4, arrivals=None, kv_tokens=None,
+    def __init__(self, recording, costs, policy, batch=8, micro_batches=1, gamma=4, arrivals=None,
                  capacities=None, events=False, *, by_length=False, reads_prompts=True, free_reading=False) -> None:
         count = len(recording)
         self.arrived = np.zeros(count) if arrivals is None else np.asarray(arrivals, float)
         self.lengths = recording.lengths            # a property that is computed on every access
-        self.reserved = recording.prompts + self.lengths
         whole = all(isinstance(n, Integral) for n in (batch, gamma, *[micro_batches] * (micro_batches != "auto")))
         if not whole or batch < 1 or gamma < 0 or (micro_batches != "auto" and not 1 <= micro_batches <= batch):
             raise ValueError(f"simulate: batch {batch} and micro_batches {micro_batches} (at most batch) must be whole "
@@ -104,9 +101,6 @@ class System:
             raise ValueError(f"simulate: no drafter {policy!r} in the recording; it has {', '.join(recording.arms)}")
         if isinstance(policy, str) and capacities:
             raise ValueError(f"simulate: capacities need a selector; {policy!r} drafts for every request")
-        if kv_tokens is not None and not self.reserved.max(initial=0) <= kv_tokens:
-            raise ValueError(f"simulate: a request may come to hold {self.reserved.max()} tokens, more than "
-                             f"kv_tokens = {kv_tokens}")
         self.recording, self.costs, self.policy = recording, costs, policy
         self.fixed = _clipped(recording, policy, gamma) if isinstance(policy, str) else None
         self.by_length, self.reads_prompts, self.free_reading = by_length, reads_prompts, free_reading
@@ -118,13 +112,12 @@ class System:
                         for name in recording.lookups if name in arms}
         self.found = {name: recording.lookup_finds(name) for name in recording.composed}
         self.batch, self.capacities = batch, capacities
-        self.kv_tokens = np.inf if kv_tokens is None else kv_tokens
         self.heuristic = Heuristic(batch) if micro_batches == "auto" else None
         self.groups = [_Group(i) for i in range(1 if self.heuristic else micro_batches)]
         self.arms = (*recording.arms, NONE)
         self.arm = {name: i for i, name in enumerate(self.arms)}
-        self.next = self.running = self.held = 0    # requests that wait begin at `next`; tokens held
-        self.leaving: list[tuple[float, int]] = []  # when finished requests give back their tokens
+        self.next = self.running = 0                # requests that wait begin at `next`
+        self.leaving: list[float] = []              # when finished requests make room
         self.admitted, self.finished = np.full(count, np.nan), np.full(count, np.nan)
         self.free: dict[str, float] = {}            # when each device can take on more
         self.known = np.zeros((count, len(self.arms)), int)     # tokens that each drafter has read, when it was left
@@ -192,7 +185,7 @@ class System:
         alone = sum(busy) if self.costs.shared else max(busy, default=0.0)
         self.stages = [self.stages[0] + alone, self.stages[1] + verified.seconds]
         self.log.append((start, ready, begin, group.ready, len(left), rows_read, needed, verified.touched, emitted,
-                         alone, self.held, group.number))
+                         alone, group.number))
         if not self.fixed:
             verifying = self._observe(requests, by_arm, drafted, accepted, drafting, rows_read, verified.seconds)
         group.at += accepted + 1
@@ -291,21 +284,18 @@ class System:
         return answer
 
     def _admit(self, group: _Group) -> None:
-        """Admit requests that have arrived, while there is room in the batch, in this group's part of it, and in
-        memory."""
+        """Admit requests that have arrived, while there is room in the batch and in this group's part of it."""
         now = max(group.ready, self.clock)
-        while self.leaving and self.leaving[0][0] <= now:
-            self.running, self.held = self.running - 1, self.held - heapq.heappop(self.leaving)[1]
+        while self.leaving and self.leaving[0] <= now:
+            heapq.heappop(self.leaving)
+            self.running -= 1
         if self.next == len(self.arrived) or self.running >= self.batch:
             return
         came = int(self.arrived.searchsorted(now, "right"))
         fair = -(-(min(self.batch, self.running + came - self.next) - group.number) // len(self.groups))
-        new = []
-        while self.next < came and len(group.requests) + len(new) < fair and self.running < self.batch \
-                and self.held + self.reserved[self.next] <= self.kv_tokens:
-            new.append(self.next)
-            self.held += int(self.reserved[self.next])
-            self.running, self.next = self.running + 1, self.next + 1
+        count = max(0, min(came - self.next, fair - len(group.requests), self.batch - self.running))
+        new = list(range(self.next, self.next + count))
+        self.running, self.next = self.running + count, self.next + count
         self.changed |= bool(new)
         if new:
             group.ready = max(group.ready, float(self.arrived[new[-1]]))
@@ -388,7 +378,7 @@ class System:
     def _leave(self, group: _Group, stays: ndarray) -> None:
         for request in group.requests[~stays].tolist():
             self.finished[request] = group.ready
-            heapq.heappush(self.leaving, (group.ready, int(self.reserved[request])))
+            heapq.heappush(self.leaving, group.ready)
             if not self.fixed:
                 self._ask(self.policy.finish, request)
         group.keep(stays)

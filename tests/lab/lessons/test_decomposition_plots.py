@@ -7,7 +7,7 @@ from matplotlib.patches import Rectangle
 from ragged_cases import COSTS
 
 from spin_core.decompose import STRATEGIES, plan
-from spin_core.lab.lessons.l4_decomposition.plots import cost_curve, packing
+from spin_core.lab.lessons.l4_decomposition.plots import packing, packing_and_costs
 
 LENGTHS, Q_LENS = [500, 60, 90, 60], [5, 5, 2, 5]
 
@@ -29,14 +29,9 @@ def test_bars_add_up_to_what_is_touched(strategy):
 
 def test_the_curve_marks_the_chosen_width():
     made = plan(LENGTHS, Q_LENS, "decomposed", costs=COSTS)
-    line, mark = cost_curve(made).axes[0].lines
+    line, mark, _ = packing_and_costs(made, made, made.width).axes[-1].lines
     assert len(line.get_xdata()) == len(made.considered) > 3
     assert mark.get_xdata()[0] == made.width and mark.get_ydata()[0] == pytest.approx(made.seconds * 1e6)
-
-
-def test_no_curve_without_costs():
-    with pytest.raises(ValueError, match="weighed no widths"):
-        cost_curve(plan(LENGTHS, Q_LENS, "padded"))
 
 
 def test_an_empty_plan_can_be_drawn():

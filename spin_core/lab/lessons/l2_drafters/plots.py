@@ -29,8 +29,8 @@ def training(curves: Mapping[str, Curve], here: Mapping[str, Curve]) -> Figure:
     ax.set_xticks([0, 1e3, 1e4, 1e5, 1e6], ["0", "1k", "10k", "100k", "1M"])
     ax.set(xlabel="tokens trained on (0: pruned, not trained)", ylabel="tokens per verification", ylim=(0.97, None))
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    name, (_, y) = next(iter(here.items()))
-    ax.set_title(f"Cutting alone gives nothing, training does: {y[0]:.2f} to {y[-1]:.2f} ({name})")
+    name, (x, y) = next(iter(here.items()))
+    ax.set_title(f"{name}: {y[0]:.2f} tokens per verification before any training, {y[-1]:.2f} after {x[-1]:,} tokens")
     return figure
 
 
@@ -62,9 +62,10 @@ def fed(agreement: Mapping[str, Sequence[float]], here: Mapping[str, Sequence[fl
     figure, ax = canvas(3.1)
     for index, name in enumerate(dict.fromkeys([*agreement, *here])):
         colour, marker = look(name, index)
-        for curves, form in ((agreement, {"label": name}), (here, {"linestyle": "none", "markerfacecolor": "white"})):
-            if name in curves and not (curves is here and here == agreement):
-                ax.plot(range(1, len(curves[name]) + 1), curves[name], color=colour, marker=marker, **form)
+        if name in agreement:
+            ax.plot(range(1, len(agreement[name]) + 1), agreement[name], color=colour, marker=marker, label=name)
+        if name in here and here != agreement:
+            ax.plot(range(1, len(here[name]) + 1), here[name], marker, color=colour, markerfacecolor="white")
     ax.set(xlabel="place in the draft", ylabel="agreement with the target", ylim=(0, None), title=title)
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
     return figure

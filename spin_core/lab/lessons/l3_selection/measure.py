@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from numpy import ndarray
 
 from spin_core.lab.bench import names
@@ -99,7 +100,7 @@ def stored_goodput(policies: Sequence[str], directory: str | Path | None = None)
         -> tuple[dict[str, tuple[float, float]], dict]:
     """Tokens per second and half of the 95 % interval by policy, ceilings included, and the provenance as a series has it: of
     a stored ``bench select`` (all recorded requests, many orders of service) that knows all ``policies``; else nothing."""
-    for found in stored("select", lambda row: row["costs"] == "measured", directory):
+    for found in stored("select", lambda row: row["costs"] == "measured" and "goodput" in row, directory):
         rows = {f"fixed:{NONE}" if row["policy"] == NONE else row["policy"]: row
                 for row in found.rows}
         if set(policies) <= set(rows):
@@ -116,13 +117,9 @@ def late_share(run: Replay, best: ndarray) -> float:
 
 def choice_map(run: Replay, steps: int) -> ndarray:
     """Who drafted for each request at each of its first ``steps`` steps, ``[R, steps]``; -1 where it had ended."""
-    grid = np.full((int(run.request.max()) + 1, steps), -1)
-    seen = np.zeros(len(grid), int)
-    for request, arm in zip(run.request, run.arm):
-        if seen[request] < steps:
-            grid[request, seen[request]] = arm
-        seen[request] += 1
-    return grid
+    made = pd.DataFrame({"request": run.request, "arm": run.arm})
+    made["step"] = made.groupby("request").cumcount()
+    return made.pivot(index="request", columns="step", values="arm").reindex(columns=range(steps)).fillna(-1).to_numpy(int)
 
 
 def shifting(requests: int, shift: bool, seed: int = 0) -> Recording:

@@ -29,19 +29,19 @@ def arm_colours(arms: Sequence[str]) -> list[str]:
 @styled
 def bars(goodput: Mapping[str, tuple[float, float]], ceilings: Mapping[str, float], published: Mapping[str, float],
          here: Mapping[str, float], *, title: str) -> Figure:
-    """Goodput of policies with half of their 95 % interval, dashed ceilings, hollow marks of the reader's run, ``here``;
-    right, what the paper says."""
+    """Goodput of policies, as multiples of plain decoding's, with half of their 95 % interval, dashed ceilings, hollow marks
+    of the reader's run, ``here``; right, what the paper says."""
     figure, (left, right) = canvas(0.32 * len(goodput) + 1.5, 1, 2, width_ratios=(2.4, 1))
     values, errors = zip(*goodput.values())
     bars = left.barh(list(goodput), values, xerr=errors, height=.66, color=[policy_colour(n) for n in goodput])
-    left.bar_label(bars, [f" {value:.1f}" for value in values], label_type="center", color="white", size=9, weight="bold")
+    left.bar_label(bars, [f"{value:.2f}" for value in values], label_type="center", color="white", size=9, weight="bold")
     left.plot(list(here.values()), list(here), "o", color=INK, markerfacecolor="white", label="this run")
     for style, (name, value) in zip(("--", ":", "-."), ceilings.items()):
-        left.axvline(value, ls=style, color=INK, lw=1.4, label=f"{name} {value:.1f}")
+        left.axvline(value, ls=style, color=INK, lw=1.4, label=f"{name} {value:.2f}")
     right.bar_label(right.barh(list(published), list(published.values()), height=.66, color=GREY), label_type="center",
                     color="white", weight="bold")
     left.invert_yaxis()
-    left.set(xlabel="tokens per second", title=title)
+    left.set(xlabel="goodput, times plain decoding's", title=title)
     right.set(xlabel="tokens per second", title="SPIN, V100s (published)", ylim=left.get_ylim())
     for ax in (left, right):
         ax.grid(axis="y", visible=False)

@@ -41,17 +41,6 @@ def packing(made: Plan, *, title: str | None = None) -> Figure:
 
 
 @styled
-def cost_curve(made: Plan) -> Figure:
-    """Predicted microseconds of a layer for every width that the plan weighed; the chosen one marked.
-
-    Raises ValueError for a plan that was made without costs.
-    """
-    figure, ax = canvas(3.2)
-    _curve(ax, made)
-    return figure
-
-
-@styled
 def packing_and_costs(shown: Plan, cheapest: Plan, asked: int) -> Figure:
     """The rows of ``shown``, a plan of the width ``asked`` for, and where it is on the cost curve of ``cheapest``.
     The size does not depend on the plan."""
@@ -61,10 +50,13 @@ def packing_and_costs(shown: Plan, cheapest: Plan, asked: int) -> Figure:
     _rows(above, shown, min(0.2, 2.4 / max(len(shown.pieces), 1)),
           f"at most {asked} keys per row: {len(shown.pieces)} rows, {padding} keys of padding, "
           f"{copies} copied queries")
-    ax = below.subplots()
-    _curve(ax, cheapest)
-    ax.plot([shown.width], [shown.seconds * 1e6], **RING,
-            label=f"shown: {shown.width} keys, {shown.seconds * 1e6:.0f} us")
+    ax, widths = below.subplots(), sorted(cheapest.considered)
+    ax.plot(widths, [cheapest.considered[w] * 1e6 for w in widths], color=BLUE, marker="o", markersize=4)
+    ax.plot([cheapest.width], [cheapest.seconds * 1e6], color=RED, marker="D", markersize=9, linestyle="none",
+            label=f"cheapest: {cheapest.width} keys, {cheapest.seconds * 1e6:.0f} us")
+    ax.plot([shown.width], [shown.seconds * 1e6], **RING, label=f"shown: {shown.width} keys, {shown.seconds * 1e6:.0f} us")
+    ax.set(xlabel="keys in the widest piece", ylabel="predicted us per layer", xlim=(0, None),
+           ylim=(0, 1.1e6 * max(cheapest.considered.values())), title="narrow: copies and merging; wide: padding")
     ax.legend()
     return figure
 
@@ -110,20 +102,6 @@ def _bar(ax: Axes, y: float, x: float, width: float, colour: str | None, alpha: 
         ax.barh(y, width, tall, x, facecolor="white", edgecolor=GREY, hatch="////", linewidth=edge)
     else:
         ax.barh(y, width, tall, x, facecolor=colour, edgecolor="white", linewidth=edge, alpha=alpha)
-
-
-def _curve(ax: Axes, made: Plan) -> None:
-    if not made.considered:
-        raise ValueError("cost_curve: this plan weighed no widths; make it with costs, as 'decomposed' or "
-                         "'auto'")
-    widths = sorted(made.considered)
-    chosen = min(made.considered, key=made.considered.get)
-    ax.plot(widths, [made.considered[w] * 1e6 for w in widths], color=BLUE, marker="o", markersize=4)
-    ax.plot([chosen], [made.considered[chosen] * 1e6], color=RED, marker="D", markersize=9, linestyle="none",
-            label=f"cheapest: {chosen} keys, {made.considered[chosen] * 1e6:.0f} us")
-    ax.set(xlabel="keys in the widest row", ylabel="predicted us per layer", xlim=(0, None),
-           ylim=(0, 1.1e6 * max(made.considered.values())), title="narrow: copies and merging; wide: padding")
-    ax.legend()
 
 
 @styled
@@ -188,7 +166,7 @@ def verify_latency(by_batch: Mapping[int, Mapping[str, float]], by_skew: Mapping
             at = i + (j - (len(times) - 1) / 2) * 0.3
             bar = ax.bar(at, time, 0.27, color=WAYS[way][0])
             ax.bar_label(bar, fmt="%.0f", size=8.5)
-    ax.set(xticks=range(len(whole)), xticklabels=list(whole), ylabel="ms, whole verification",
+    ax.set(xticks=range(len(whole)), xticklabels=[kind.replace(", ", ",\n") for kind in whole], ylabel="ms, whole verification",
            title="Alpaca, batch 16", xlim=(-0.6, len(whole) - 0.4))
     ax.margins(y=0.12)
     ax.grid(axis="x", visible=False)

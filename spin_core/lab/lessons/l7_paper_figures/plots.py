@@ -84,7 +84,9 @@ def ablation(modelled: Mapping[str, Mapping[str, float]], published: Mapping[str
         left.plot(x + 0.38, [ratios.get(r, np.nan) for r in rungs], marker, color=INK, markersize=9, zorder=6,
                   label=f"measured: {name}")
     one(left)
-    left.set(xticks=x, xticklabels=rungs, ylabel="goodput over vanilla", title="The ladder")
+    left.set(xticks=x, xticklabels=rungs, ylabel="goodput over vanilla",
+             title=f"All parts: published {list(published.values())[-1]:.2f}, modelled "
+                   f"{min(m[rungs[-1]] for m in modelled.values()):.2f} to {max(m[rungs[-1]] for m in modelled.values()):.2f}")
     known = [*modelled.values(), *(measured or {}).values()]
     left.set_ylim(0, 1.1 * max(*published.values(), *(v for ratios in known for v in ratios.values())))
     legend_below(figure, ncols=3 - bool(measured))
@@ -92,8 +94,9 @@ def ablation(modelled: Mapping[str, Mapping[str, float]], published: Mapping[str
     every = {**times, **times_published}
     bars(right, list(every), [1e3 * seconds for seconds in every.values()],
          [tint(BLUE, 0.8) if name in times else "#D9D9D9" for name in every], text="{:.0f} ms")
-    logarithmic(right, "x")
-    right.set(xlabel="milliseconds, logarithmic", xlim=(5, 3000), title="One verification")
+    logarithmic(right, "x", (10, 100, 1000))
+    right.set(xlabel="milliseconds of a verification, logarithmic", xlim=(5, 3000),
+              title=f"Published: {max(times_published.values()) / min(times.values()):.0f}× the floor")
     return figure
 
 
@@ -144,24 +147,25 @@ def gain_by_batch(gains: Mapping[float, Mapping[int, Mapping]], step: Mapping[in
 
 
 @styled
-def microbatches(modelled: Mapping[str, Mapping[int, float]], supposed: Mapping[str, Mapping[int, float]],
-                 published: Mapping[int, float], best: Mapping[str, int]) -> Figure:
-    """Goodput over that of one micro-batch, by their number. Left: ``modelled`` on the profile. Right: ``supposed``
-    costs of passes. Stars: ``published`` gains. ``best``: the published best number by data set."""
-    figure, panels = canvas(4.0, 1, 2, sharey=True)
-    for panel, lines, title in zip(panels, (modelled, supposed), ("On the profile", "If passes had other fixed costs")):
-        for (name, gains), (colour, marker) in zip(lines.items(), SETS):
-            panel.plot(list(gains), list(gains.values()), marker=marker, color=colour, label=name)
-        panel.plot(list(published), list(published.values()), label="published: Alpaca", **STAR)
-        one(panel)
-        for name, count in best.items():
-            panel.axvline(count, color=LIGHT, linewidth=5, zorder=0)
-            panel.text(count, 0.02, f"published best,\n{name}", size=8, ha="center", va="bottom", color=GREY)
-        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-        panel.set(xlabel="micro-batches", title=title)
-        panel.legend(loc="upper right")
-    top = max(v for lines in (modelled, supposed) for g in lines.values() for v in g.values())
-    panels[0].set(ylabel="goodput over one micro-batch", ylim=(0, 1.6 * max(top, *published.values())))
+def microbatches(modelled: Mapping[str, Mapping[int, float]], published: Mapping[int, float], best: Mapping[str, int]
+                 ) -> Figure:
+    """``modelled`` goodput over that of one micro-batch, by their number. Stars: ``published`` gains. ``best``: the
+    published best number by data set."""
+    figure, panel = canvas(4.0)
+    for (name, gains), (colour, marker) in zip(modelled.items(), [*SETS, (ORANGE, "v")]):
+        panel.plot(list(gains), list(gains.values()), marker=marker, color=colour, label=f"modelled: {name}")
+    panel.plot(list(published), list(published.values()), label="published: Alpaca", **STAR)
+    one(panel)
+    for name, count in best.items():
+        panel.axvline(count, color=LIGHT, linewidth=5, zorder=0)
+        panel.text(count, 0.02, f"published best,\n{name}", size=8, ha="center", va="bottom", color=GREY)
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    at, gain = next(iter(published.items()))
+    reached = [gains[at] for gains in modelled.values() if at in gains]
+    panel.set(xlabel="micro-batches", ylabel="goodput over one micro-batch", title=f"{at} micro-batches: published {gain:.2f}"
+              + (f", modelled {min(reached):.2f} to {max(reached):.2f}" if reached else ""))
+    panel.set_ylim(bottom=0)
+    legend_below(figure)
     return figure
 
 
@@ -206,6 +210,9 @@ def selection_at_scale(goodput: Mapping[str, Mapping[str, float]], ceilings: Map
                *(v / r[policies[0]] for r in goodput.values() for v in r.values())])
     panel.set(xticks=x, xticklabels=list(goodput), ylim=(0, 1.12 * top),
               ylabel=f"goodput over {policies[0]} for all (modelled)")
+    if "spin" in policies:
+        gains = [rates["spin"] / rates[policies[0]] for rates in goodput.values()]
+        panel.set_title(f"SPIN over {policies[0]} for all: {min(gains):.2f} to {max(gains):.2f}")
     panel.grid(axis="x", visible=False)
     legend_below(figure, ncols=(len(policies) + 4) // 2)
     return figure
@@ -241,12 +248,14 @@ def verdict(table: Mapping[str, Mapping[str, Mapping]], shown: Sequence[str]) ->
     figure, panel = canvas(0.3 * len(quantities) + 1.4)
     panel.axvspan(1 / 1.25, 1.25, color=LIGHT, zorder=0)
     panel.axvline(1, color=INK, linewidth=1)
-    y = np.arange(len(quantities))
+    y, within = np.arange(len(quantities)), []
     for name, (colour, marker) in zip(shown, SETS):
         ratios = [table[q][name]["ratio"] or np.nan for q in quantities]
+        within.append(f"{name} {sum(1 / 1.25 <= ratio <= 1.25 for ratio in ratios)}")
         panel.plot(ratios, y, marker, color=colour, markersize=8, markeredgecolor="white", label=name, zorder=3)
     panel.set(yticks=y, yticklabels=[f"{q}: {table[q][shown[0]]['published']:.3g}" for q in quantities],
-              ylim=(len(quantities) - 0.5, -0.5), xlabel="modelled over published, logarithmic")
+              ylim=(len(quantities) - 0.5, -0.5), xlabel="modelled over published, logarithmic",
+              title=f"Of {len(quantities)} published numbers within 25 %: {', '.join(within)}")
     logarithmic(panel, "x")
     legend_below(figure, ncols=len(shown))
     return figure

@@ -124,11 +124,6 @@ def match_rates(found: Sequence[Sequence[int]], most: int = 5) -> list[Estimate]
             for k in range(1, most + 1)]
 
 
-def acceptance_by_rank(found: Sequence[int], most: int = 8) -> list[float]:
-    """Share of tokens that are the drafter's first, second, ...: greedy acceptance of the child of that rank."""
-    return [found.count(rank) / len(found) for rank in range(most)]
-
-
 @dataclass(frozen=True)
 class Recorded:
     """What ``bench trees`` measured: the ``drafter`` that grew the trees, ``match[way][drafter]`` and ``tau[way][width]``

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch, Rectangle
 from spin_core.lab.lessons.l8_token_trees.measure import Estimate
 from spin_core.lab.lessons.l8_token_trees.steps import TreeStep, Trial
 from spin_core.lab.lessons.look import (
-    BLUE, GREEN, GREY, HOLLOW, INK, MONO, ORANGE, PURPLE, Q_COLOUR, RED, SERIES, SKY, WIDTH, canvas, label,
+    BLUE, GREEN, GREY, HOLLOW, INK, MONO, ORANGE, PURPLE, Q_COLOUR, RED, SERIES, SKY, canvas, label,
     legend_below, styled, tint)
 
 DRAFTER_COLOURS = (ORANGE, SKY, PURPLE, "#F0E442")      # drafters, in their order
@@ -103,16 +103,11 @@ def _leaves_first(parents: Sequence[int]) -> list[int]:
 
 
 @styled
-def trials(found: Sequence[Trial], shown: int | None = None, title: str = "") -> Figure:
-    """The tests at one node: p as left, the q of the child, its fate. ``shown``: the first so many, in four panels, so
-    that the picture keeps its shape; None: those there are, a panel each."""
-    panels = len(found) if shown is None else PANELS
-    shown = len(found) if shown is None else shown
+def trials(found: Sequence[Trial], shown: int, title: str) -> Figure:
+    """The tests at one node, the first so many that are ``shown``: p as left, the q of the child, its fate."""
     tokens = np.arange(len(found[0].p))
-    figure = Figure(figsize=(WIDTH, 3.9 if title else 3.6), layout="constrained")
-    if title:
-        figure.suptitle(title, x=0.01, ha="left", size=11, weight="bold")
-    row = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
+    figure, row = canvas(3.9, 1, PANELS, sharey=True)
+    figure.suptitle(title, x=0.01, ha="left", size=11, weight="bold")
     for number, axes in enumerate(row):
         axes.grid(False, axis="x")
         if number >= min(shown, len(found)):
@@ -145,8 +140,7 @@ def width(nodes: Sequence[int], expected: Mapping[str, Mapping[str, Sequence[flo
           points: Mapping[int, float]) -> Figure:
     """Tokens per verification by the number of nodes: a panel for each of ``expected``, a line for each way in it.
     ``points``: measured ones of the last panel's best tree."""
-    figure = Figure(figsize=(WIDTH, 3.8), layout="constrained")
-    row = figure.subplots(1, len(expected), sharey=True, squeeze=False)[0]
+    figure, ((*row,),) = canvas(3.8, 1, len(expected), sharey=True, squeeze=False)
     for axes, (name, ways) in zip(row, expected.items()):
         for (way, tokens), (colour, marker) in zip(ways.items(), ((GREY, "o"), (GREEN, "s"))):
             axes.plot(nodes, tokens, color=colour, marker=marker, markersize=4, label=way)
