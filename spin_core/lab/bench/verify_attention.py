@@ -80,8 +80,8 @@ def run(args) -> Report:
     return Report("verify-attention", rows, bars, [
         f"{heads.kv * heads.group} heads over {heads.kv} kv heads of {dim}, {dtype}, {torch.get_num_threads()} "
         f"threads; us per layer, medians of {args.repeats} rounds in which all take turns, over {LAYERS} layers; "
-        "ratios are medians of ratios within a round; where auto is not the best strategy, the two are compared in rounds of "
-        "their own",
+        "ratios are medians of ratios within a round; where auto is not the best strategy, the two are compared in "
+        "rounds of their own",
         "plan_us: planning and layout, once per step and not per layer",
         f"largest difference between strategies {max(errors):.1e}",
         "padded_view: the padded batch without gathering, if slots and memory allow",

@@ -36,8 +36,8 @@ def save(drafter: DraftModel, folder: str | Path, target: PreTrainedModel, *, la
     if not isinstance(model, Eagle3Llama):
         raise ValueError(f"drafter {drafter.name!r} is no EAGLE-3 head but a {type(model).__name__}")
     if layout == "original" and model.config.num_hidden_layers > 1:
-        raise ValueError(f"drafter {drafter.name!r} has {model.config.num_hidden_layers} layers; the original layout knows "
-                         "one")
+        raise ValueError(f"drafter {drafter.name!r} has {model.config.num_hidden_layers} layers; the original layout "
+                         "knows one")
     tensors = {key.removeprefix("model."): value for key, value in model.state_dict().items()}
     if tensors["embed_tokens.weight"].data_ptr() == target.get_input_embeddings().weight.data_ptr():
         del tensors["embed_tokens.weight"]

@@ -18,7 +18,8 @@ _RULES = (
         which is larger|\bdefine\b|definition|correct the|spelling|grammar|past tense|plural|synonym|classify|
         sort these|alphabetical|capital of|per ?cent|%|\d+ *[-+*/x] *\d+|\bcosts?\b|average|median|series:|sequence|
         probability|true or false|is it true|count from|answer (from|based)|\bwhen (did|was)|\bwho (was|is|wrote)|
-        rewrite|repeat (the|its)|copy this|extract|how (fast|old)|years old|convert \d|work out|\d (euros|metres|km|m)\b"""),
+        rewrite|repeat (the|its)|copy this|extract|how (fast|old)|years old|convert \d|work out|
+        \d (euros|metres|km|m)\b"""),
     ("code", r"""\b(python|javascript|java|c\+\+|sql|bash|rust|shell|function|program|code|html|css|json|csv|script|
         regex|regular expression|api|algorithm|list|table|bullet|numbered|columns?|ideas?)\b|
         \b(three|four|five|seven|ten)\ (facts|tips|names|words|ways|things|questions|riddles)\b"""),

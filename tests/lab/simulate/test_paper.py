@@ -206,8 +206,8 @@ def test_of_an_unfinished_run_what_is_there_is_shown(tmp_path, rows, systems, la
 
 def test_the_gain_by_batch_is_read_and_drawn(tmp_path):
     assert lesson.gain_by_batch(tmp_path) is None
-    rows = [{"contender": name, "temperature": t, "batch": b, "tokens_per_s": rate, "over_plain": gain, "over_plain_low": low,
-             "over_plain_high": gain} for t in (0.0, 1.0) for name, b, rate, gain, low in (
+    rows = [{"contender": name, "temperature": t, "batch": b, "tokens_per_s": rate, "over_plain": gain,
+             "over_plain_low": low, "over_plain_high": gain} for t in (0.0, 1.0) for name, b, rate, gain, low in (
                  ("ours, plain", 1, 10, 1, 1), ("ours, plain", 8, 40, 1, 1), ("ours, plain", 16, 45, 1, 1),
                  ("ours, SPIN", 1, 15, 1.5, 1.4), ("ours, SPIN", 8, 44, 1.1, 0.9), ("ours, SPIN", 16, 45, 1.0, None))]
     put(tmp_path, "box/plain.json", "plain", rows)
