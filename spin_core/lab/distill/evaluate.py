@@ -58,13 +58,15 @@ def score(drafter: PreTrainedModel, ids: Tensor | None, target: PreTrainedModel,
           batch: int = 16, depth: int = MAX_GAMMA) -> list[Scores]:
     """Scores of every sequence of the shard, in its order. ``states`` are the target's; ``depth``: how far a fed
     drafter is followed on its own states."""
-    out = []
-    for first in range(0, len(shard.lengths), batch):
-        out += _score(drafter, ids, target, shard, states, range(first, min(first + batch, len(shard.lengths))), depth)
-    return out
+    order = shard.lengths.argsort().tolist()            # texts of similar length together: less padding
+    found = {}
+    for first in range(0, len(order), batch):
+        rows = order[first:first + batch]
+        found.update(zip(rows, _score(drafter, ids, target, shard, states, rows, depth)))
+    return [found[row] for row in range(len(order))]
 
 
-def _score(drafter, ids, target, shard: Shard, states: States, rows: range, most: int) -> list[Scores]:
+def _score(drafter, ids, target, shard: Shard, states: States, rows: list[int], most: int) -> list[Scores]:
     fed, device = isinstance(drafter, FedModel), drafter.device
     spans = [(int(shard.starts[i]), int(shard.lengths[i]), int(shard.prompt_lengths[i])) for i in rows]
     width = max(length for _, length, _ in spans)
