@@ -83,10 +83,11 @@ def test_a_step_shows_the_distributions_of_its_place_and_says_what_happened():
     assert "Step 1 of 9" in text
     assert "u·q = 0.900·0.600 = 0.540 ≥ p: rejected; ␣the is drawn from (p − q)₊" in text
     here, ax = REJECTING.places[1], figure.axes[1]
-    shared, residual, excess = ([bar.get_height() for bar in bars] for bars in ax.containers)
-    assert residual == here.residual
-    assert [a + b for a, b in zip(shared, residual)] == pytest.approx(here.p)
-    assert [a + b for a, b in zip(shared, excess)] == pytest.approx(here.q)
+    shared, residual, excess, others = ([bar.get_height() for bar in bars] for bars in ax.containers)
+    assert residual == here.residual[:-1]
+    assert [a + b for a, b in zip(shared, residual)] == pytest.approx(here.p[:-1])
+    assert [a + b for a, b in zip(shared, excess)] == pytest.approx(here.q[:-1])
+    assert others == [max(here.p[-1], here.q[-1])]
     point, = ax.lines
     assert point.get_xydata().tolist() == [[here.drafted, pytest.approx(here.u * here.q[here.drafted])]]
     assert "< p: accepted." in words(plots.step(REJECTING, 0))
@@ -154,7 +155,14 @@ def test_expected_tokens_draws_formula_and_measurement():
 
 def test_acceptance_by_request_counts_who_is_best():
     text = words(plots.acceptance_by_request({"a": [1, 2, 3], "b": [3, 1, 1]}, ["w", "w", "v"]))
-    assert "w: a 50%,\nb 50%" in text and "v: a 100%,\nb 0%" in text and "2 requests, sorted" in text
+    assert "w\na best for 50%,\nb for 50%" in text and "v\na best for 100%,\nb for 0%" in text
+    assert "2 requests, sorted by their best" in text
+
+
+def test_a_share_of_few_tests_of_the_own_run_is_not_drawn():
+    figure = plots.acceptance_by_position({"a": COUNTS}, here={"a": ([20, 19, 0], [10, 19, 0])})
+    hollow, = (line for line in figure.axes[0].lines if line.get_markerfacecolor() == "white")
+    assert hollow.get_ydata().tolist() == [0.5]
 
 
 def test_theory_marks_the_best_gamma():

@@ -97,7 +97,7 @@ def text_by_fate(tokens: Sequence[str], fates: Sequence[str], *, title: str = ""
 
 def _strip(ax: Axes, y: float, step: Step, size: float, columns: float, *, before: int,
            number: int = 0) -> list[float]:
-    """A step's tokens on line y, behind the end of the text before it; the centre of every place."""
+    """A step's tokens on line y, after the end of the text before it; the centre of every place."""
     context = label(step.before, 10**6).replace("␣", " ") if step.before else "(start)"
     room = before - 4 if number else before
     if len(context) > room:         # begin with a whole word, where there is one
@@ -157,7 +157,8 @@ def step(shown: Step, place: int, *, title: str = "") -> Figure:
 def _overlap(ax: Axes, here: Place) -> None:
     """p and q as areas over the tokens: what both share is accepted, what q lacks is the residual.
 
-    A drafted token is a point that fell somewhere below q, at the height u q; below p it is accepted.
+    A drafted token is a point that fell somewhere below q, at the height u q; below p it is accepted. The last column
+    sums up all other tokens: some have p above q, others q above p, so it is grey.
     """
     x, p, residual = np.arange(len(here.tokens)), np.array(here.p), np.array(here.residual)
     q = np.array(here.q) if here.q else np.zeros(len(p))
@@ -165,10 +166,13 @@ def _overlap(ax: Axes, here: Place) -> None:
     top = max([*p, *q, 0.05]) * 1.3
     edges = np.append(x - 0.5, x[-1] + 0.5)
     if here.q:
-        ax.bar(x, shared, 1, color=tint(GREEN, 0.55), label=f"min(p, q): accepted, {shared.sum():.0%}")
-        ax.bar(x, residual, 1, bottom=shared, facecolor=tint(RESIDUAL_COLOUR, 0.45), edgecolor=P_COLOUR, hatch="////",
-               linewidth=0, label=f"(p − q)₊: where replacements come from, {residual.sum():.0%}")
-        ax.bar(x, q - shared, 1, bottom=shared, color=tint(Q_COLOUR, 0.35), label="q above p: drafted too often, rejected")
+        one = x[:-1]
+        ax.bar(one, shared[:-1], 1, color=tint(GREEN, 0.55), label=f"min(p, q): accepted, {shared.sum():.0%}")
+        ax.bar(one, residual[:-1], 1, bottom=shared[:-1], facecolor=tint(RESIDUAL_COLOUR, 0.45), edgecolor=P_COLOUR,
+               hatch="////", linewidth=0, label=f"(p − q)₊: where replacements come from, {residual.sum():.0%}")
+        ax.bar(one, (q - shared)[:-1], 1, bottom=shared[:-1], color=tint(Q_COLOUR, 0.35),
+               label="q above p: drafted too often, rejected")
+        ax.bar(x[-1], max(p[-1], q[-1]), 1, color=tint(GREY, 0.3))
         ax.stairs(q, edges, color=Q_COLOUR, linewidth=2.2, label="q, the drafter")
     else:
         ax.bar(x, p, 1, color=tint(P_COLOUR, 0.25), label="nothing is drafted here: the target draws from p")
@@ -293,20 +297,24 @@ def _positions(ax: Axes, counts: Mapping[str, Counts]) -> None:
            xticks=range(1, longest + 1))
 
 
+ENOUGH = 20
+"""Tests below which a share of one's own run says too little to be drawn."""
+
+
 @styled
 def acceptance_by_position(counts: Mapping[str, Counts], *, here: Mapping[str, Counts] | None = None,
                            title: str = "Acceptance by place in the draft") -> Figure:
     """Per curve the acceptance at place 1, 2, ... among the tokens that were tested, with 95 % intervals.
 
     ``counts`` are (tested, accepted) by place, per curve. Dashed: all places of a curve together. ``here``: the same of
-    the reader's own run, as hollow marks where a place was tested at all.
+    the reader's own run, as hollow marks where a place was tested at least ``ENOUGH`` times.
     """
     figure, ax = canvas(3.9)
     _positions(ax, counts)
     for i, name in enumerate(counts):
         if here and name in here:
             tested, accepted = map(np.asarray, here[name])
-            seen, (colour, marker) = np.flatnonzero(tested), look(name, i)
+            seen, (colour, marker) = np.flatnonzero(tested >= ENOUGH), look(name, i)
             ax.plot(seen + 1.18, accepted[seen] / tested[seen], marker, linestyle="none", color=colour,
                     markerfacecolor="white", markersize=5)
     ax.set_title(title)
@@ -336,8 +344,8 @@ def acceptance_by_request(values: Mapping[str, Sequence[float]], groups: Sequenc
             ax.plot(x[won], mine[row][won], marker, color=colour, markersize=5.5, label=name, linestyle="none")
         share = np.bincount(winner, minlength=len(names)) / len(winner)
         first, second = np.argsort(-share)[:2]
-        ax.set(xlabel=f"{len(x)} requests, sorted", xticks=[])
-        ax.set_title(f"{kind}: {names[first]} {share[first]:.0%},\n{names[second]} {share[second]:.0%}", size=10)
+        ax.set(xlabel=f"{len(x)} requests, sorted by their best", xticks=[])
+        ax.set_title(f"{kind}\n{names[first]} best for {share[first]:.0%},\n{names[second]} for {share[second]:.0%}", size=10)
     figure.axes[0].set_ylabel("tokens per verification")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(names),
                   title="mark: the best drafter (of equal ones, the first); grey: down to the worst", title_fontsize=9)
