@@ -75,10 +75,13 @@ def show(name: str, figure: Figure, *series: dict, caption: str, finding: str = 
 
 
 def progress(items: Iterable, total: int, what: str) -> Iterator:
-    """The ``items``, under a line that says how many of ``total`` there have been; it goes when they are through."""
-    line = display(HTML(""), display_id=True)
+    """The ``items``, under a line that says how many of ``total`` there have been; it goes when they are through.
+    Outside a notebook there is no line."""
+    line = display(HTML(""), display_id=True) if get_ipython() else None
     for done, item in enumerate(items):
         yield item
+        if line is None:
+            continue
         line.update(HTML(f"⏳ {what}: {done + 1} of {total}" if done + 1 < total else ""))
 
 
