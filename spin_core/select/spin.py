@@ -32,6 +32,7 @@ from spin_core.select.base import Outcome, RequestView
 from spin_core.select.costs import AffineCost
 from spin_core.select.greedy import Greedy, drawn_first, untried_first
 from spin_core.select.schedule import Epochs
+from spin_core.theory import speed_up
 
 MAX_SWITCH_COST = 0.05      # as a share of the seconds that plain decoding would take
 TRIES = 2                   # steps that it takes to find out whether a drafter is better than it seems
@@ -155,7 +156,7 @@ class Spin(Greedy):
         return price
 
     def lengths(self, views: Sequence[RequestView], arms: ndarray) -> ndarray:
-        """The draft length that theory finds best (Leviathan et al., theorem 3.8), given the cost of this drafter's
+        """The draft length that theory finds best (:func:`spin_core.theory.speed_up`), given the cost of this drafter's
         tokens and their acceptance for this request, at most ``gamma``; just ``gamma`` without ``shorten``."""
         share = self.ledger.share(len(views))
         if not self.shorten or share <= 0:
@@ -165,8 +166,7 @@ class Spin(Greedy):
         accepted = tokens - steps + (self.ledger.tokens - self.ledger.steps)[rows, arms]
         chance = (accepted + 1) / (tested + self.ledger.tested[rows, arms] + 2)
         lengths = np.arange(1, self.gamma.max(initial=1) + 1)
-        chance, cost = chance[:, None], (own / np.where(drafted > 0, drafted, 1) / share)[:, None]
-        gains = (1 - chance ** (lengths + 1.0)) / (1 - chance) / (lengths * cost + 1)       # tokens, over their cost
+        gains = speed_up(chance[:, None], lengths, (own / np.where(drafted > 0, drafted, 1) / share)[:, None])
         return np.where(drafted > 0, np.minimum(lengths[gains.argmax(1)], self.gamma[arms]), self.gamma[arms])
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:

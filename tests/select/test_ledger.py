@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from spin_core.select import NONE, Outcome, RequestView, make, spin
 from spin_core.select.costs import AffineCost, shares
 from spin_core.select.ledger import Ledger
-from spin_core.lab.theory import speed_up
+from spin_core.theory import speed_up
 
 FIXED, SLOPE = 0.06, 0.005          # seconds: the target's pass over n rows takes FIXED + SLOPE n
 steps = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=12)
@@ -71,7 +71,7 @@ def test_spin_drafts_as_many_tokens_as_pay(alpha, cost, gamma):
     assert 1 <= lengths[0] <= gamma
     assert speed_up(alpha, lengths[0], cost) == pytest.approx(
         max(speed_up(alpha, length, cost) for length in range(1, gamma + 1)), rel=1e-4)
-    # unknown, and nobody
+    # a drafter that is not known yet, and plain decoding
     assert selector.lengths([RequestView(0, 9, 20, 8)], np.array([b, none])).tolist() == [3, 0]
 
 

@@ -6,6 +6,7 @@ be at each position, and how much of it the target would accept. No engine is ne
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,16 +96,19 @@ class View:
     hits: list[bool]
 
 
-def views_of(family, name: str, answers: Answers) -> list[View]:
-    """What that drafter, composed or not, would do before each token of every answer."""
+def views_of(family, name: str, answers: Answers, scores: Mapping[str, list[Scores]] | None = None) -> list[View]:
+    """What that drafter, composed or not, would do before each token of every answer. ``scores``: of models, by name,
+    that are known already."""
     first, composed, rest = name.partition("+")
     if composed:        # the lookup's where it finds something, the other's elsewhere
         lookup = NgramDrafter(*COMPOSED_NGRAM) if first == "ngram" else build(first, family, 1, 1, None)
         return [View(*([a if found else b for found, a, b in zip(over.drafted, above, below)]
                         for above, below in zip(vars(over).values(), vars(under).values())))
-                for over, under in zip(lookup_views(family, lookup, answers), views_of(family, rest, answers))]
+                for over, under in zip(lookup_views(family, lookup, answers), views_of(family, rest, answers, scores))]
     if is_lookup(family, name):
         return lookup_views(family, build(name, family, 1, 1, None), answers)
+    if scores and name in scores:
+        return model_views(scores[name])
     source = family.drafters[name]
     return model_views(score(source.model, source.ids, family.target, answers.shard, answers.states))
 

@@ -13,7 +13,7 @@ is Leviathan et al.'s (arXiv 2211.17192) tau / (gamma c + 1) with measured chain
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from spin_core.lab.bench import Bar, Report, positive
-from spin_core.lab.bench.answers import Answers, View, answer, model_views, pool, views_of
+from spin_core.lab.bench.answers import Answers, View, answer, pool, views_of
 from spin_core.lab.bench.timing import timings
 from spin_core.lab.distill.evaluate import MAX_GAMMA, Scores, score
 from spin_core.lab.distill.states import States
@@ -70,7 +70,7 @@ def run(args) -> Report:
     answers.workloads = {"workload": answers.workloads, "category": answers.categories, "kind": answers.kinds}[by]
     names = [*family.drafters, "ngram", *(f"ngram+{name}" for name in family.drafters)]
     scores = model_scores(family, answers)
-    judged = {name: judge(family, name, answers, scores.get(name)) for name in names}
+    judged = {name: judge(family, name, answers, scores) for name in names}
     costs, verify = measure_costs(family, args.context, args.repeats)
     report = summarise(judged, answers, costs, verify)
     report.rows += [{"section": BY_PLACE, "workload": "mix", "drafter": name, "requests": len(answers.workloads),
@@ -89,10 +89,10 @@ def request_counts(answers: Answers) -> dict[str, int]:
     return {**Counter(answers.workloads), "mix": len(answers.workloads)}
 
 
-def judge(family, name: str, answers: Answers, scores: list[Scores] | None = None) -> Judged:
-    """Alpha, agreement and chains of one drafter on the answers. A composed name is judged too. ``scores``: of a
-    model, if they are known already."""
-    views = views_of(family, name, answers) if scores is None else model_views(scores)
+def judge(family, name: str, answers: Answers, scores: Mapping[str, list[Scores]] | None = None) -> Judged:
+    """Alpha, agreement and chains of one drafter on the answers. A composed name is judged too. ``scores``: of
+    models, by name, that are known already."""
+    views = views_of(family, name, answers, scores)
     steps = {g: [_steps(view, g) for view in views] for g in range(1, MAX_GAMMA + 1)}
     return Judged([_mean(v.overlap) for v in views], [_mean(v.hits) for v in views],
                   {g: [[(d, a) for d, a, _ in s] for s in chains] for g, chains in steps.items()},

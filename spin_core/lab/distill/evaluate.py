@@ -24,7 +24,7 @@ from spin_core.zoo.fed import FedModel
 class Scores:
     """One sequence's answer of n tokens: ``hits [depth][n]``, whether the drafter's argmax, ``depth`` tokens behind
     the verified text, is the target's; ``overlap [n]``, sum min(p, q) at the first depth. ``waits``: the drafter has
-    nothing to say before the first token: it feeds on states of a prompt that nobody has read yet."""
+    nothing to say before the first token: it reads the states of a prompt that the target has not read yet."""
 
     hits: list[list[bool]]
     overlap: list[float]

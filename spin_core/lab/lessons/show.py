@@ -80,9 +80,8 @@ def progress(items: Iterable, total: int, what: str) -> Iterator:
     line = display(HTML(""), display_id=True) if get_ipython() else None
     for done, item in enumerate(items):
         yield item
-        if line is None:
-            continue
-        line.update(HTML(f"⏳ {what}: {done + 1} of {total}" if done + 1 < total else ""))
+        if line:
+            line.update(HTML(f"⏳ {what}: {done + 1} of {total}" if done + 1 < total else ""))
 
 
 def measured(label: str, x, y, **more) -> dict:

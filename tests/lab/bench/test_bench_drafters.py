@@ -56,6 +56,13 @@ def test_chains_are_what_the_engine_does(family, answers, name):
                 a for _, a in done[:-1])
 
 
+def test_a_model_is_scored_once_for_itself_and_for_compositions(family, answers, monkeypatch):
+    names = ("near", "ngram+near", "ngram+habits+near")
+    alone, scores = [bench.judge(family, name, answers) for name in names], bench.model_scores(family, answers)
+    monkeypatch.setattr("spin_core.lab.bench.answers.score", None)
+    assert [bench.judge(family, name, answers, scores) for name in names] == alone
+
+
 def test_alpha_of_the_target_itself_is_one(family, answers):
     judged = bench.judge(family, "same", answers)
     assert judged.alpha == pytest.approx([1.0] * 4, abs=5e-3) and judged.agreement == [1.0] * 4

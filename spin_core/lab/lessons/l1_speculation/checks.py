@@ -7,7 +7,7 @@ from functools import wraps
 
 import numpy as np
 
-from spin_core.lab import theory
+from spin_core import theory
 from spin_core.lab.lessons.checking import Exercise, ask, check, said, wrong
 from spin_core.lab.lessons.l1_speculation.distribution import distribution_test
 

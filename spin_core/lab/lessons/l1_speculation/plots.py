@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from spin_core.lab import theory as formulas
+from spin_core import theory as formulas
 from spin_core.lab.lessons.l1_speculation.steps import Place, Step
 from spin_core.lab.lessons.look import (
     BLUE, GREEN, GREY, INK, LIGHT, MONO, ORANGE, PURPLE, P_COLOUR, Q_COLOUR, RED, RESIDUAL_COLOUR, SKY, WIDTH,
@@ -17,7 +17,7 @@ from spin_core.lab.lessons.look import (
 
 Counts = tuple[Sequence[int], Sequence[int]]
 """How often place 1, 2, ... of a draft was tested, and accepted:
-:func:`spin_core.lab.theory.position_counts`."""
+:func:`spin_core.theory.position_counts`."""
 
 FATE_COLOURS = {"accepted": GREEN, "rejected": RED, "replacement": SKY, "bonus": PURPLE, "unseen": GREY}
 FATE_WORDS = {"accepted": "drafted, accepted", "rejected": "drafted, rejected",

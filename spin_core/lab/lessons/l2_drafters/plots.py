@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from spin_core.lab import theory
+from spin_core import theory
 from spin_core.lab.lessons.look import BLUE, GREY, INK, LIGHT, ORANGE, canvas, label, look, styled
 
 Curve = tuple[Sequence[float], Sequence[float]]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spin_core.lab import theory
+from spin_core import theory
 from spin_core.engine import Engine
 from spin_core.lab.bench import names
 from spin_core.lab.bench import spire as bench

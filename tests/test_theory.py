@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from spin_core.lab import theory
+from spin_core import theory
 from spin_core.trace import Event
 
 
