@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from spin_core.kv.batch import RaggedBatch
 from spin_core.kv.compact import compact
 from spin_core.kv.ring import Window
+from spin_core.runtime.linear import round_products
 from spin_core.runtime.loading import prepare
 from spin_core.runtime.states import record_states
 
@@ -32,18 +33,23 @@ class ModelRunner:
     ``check``: compare a short text with the library's own logits before anything is served; that costs one short pass
     of the library, one of ours over a prompt, and one for each strategy that "auto" chooses from.
 
+    ``bf16``: products of an fp32 model on a CPU are rounded to bf16 (:mod:`spin_core.runtime.linear`), after the check.
+
     Raises NotImplementedError, at once, for a model that cannot run in either way (recurrent layers), or whose logits
     differ from the library's by more than rounding.
     """
 
     def __init__(self, model: PreTrainedModel, slots: int, max_len: int, vocab_size: int | None = None,
                  keep_states: bool | tuple[int, ...] = False, verification: str = "auto",
-                 window: Window | None = None, check: bool = True) -> None:
+                 window: Window | None = None, check: bool = True, bf16: bool | None = None) -> None:
         self.window, self.vocab_size, self.device, self.check = window, vocab_size, model.device, check
+        self.bf16 = bf16
         self.graphs = None          # see spin_core.runtime.graphs
         self.states: Tensor | None = None
         ready = prepare(model, slots, max_len, verification, window, keep_states, check)
         self.ready, self.model, self.cache = ready, ready.model, ready.cache
+        if bf16:
+            round_products(self.model)
         if keep_states:
             self.keep_layers = () if keep_states is True else tuple(layer for layer in keep_states if layer >= 0)
             self.states = record_states(self.model, slots, max_len, self.keep_layers)
