@@ -17,6 +17,7 @@ from spin_core.lab.simulate.recording import Recording
 from spin_core.request import SamplingParams
 
 CONTEXTS = [2 ** n for n in range(4, 18)]
+LIVE_BATCH = 8
 
 
 def tau(system: spire.System, context: int, drafted: int) -> float:
@@ -89,7 +90,7 @@ def predicted(recording: Recording, drafter: str, batch: int, gamma: int, tau: f
     return float(tau * plain / (passes * recording.passes[drafter](batch) + verify))
 
 
-def our_family(batch: int = 8, gamma: int = 2, directory: str | Path | None = None) -> tuple[list[dict], dict]:
+def our_family(batch: int = LIVE_BATCH, gamma: int = 2, directory: str | Path | None = None) -> tuple[list[dict], dict]:
     """The throughput model on our family beside what was measured: a row for each drafter, and the provenance of the
     measurement.
 
