@@ -7,6 +7,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from numbers import Integral
+from pathlib import Path
 
 import pandas as pd
 
@@ -73,7 +74,8 @@ class Trace:
     """The latest ``limit`` events (None: all), in order, with a clock; any thread may add, and times never go back.
 
     ``events`` is cut by a tenth when it is full, oldest events first; ``dropped`` counts them. An event takes about
-    650 bytes. Streams listen to what is added, and miss nothing. ``steps``: how many steps were committed.
+    650 bytes. With ``spill``, a folder, they are written there first: files that pandas reads, in the order of their
+    names. Streams listen to what is added, and miss nothing. ``steps``: how many steps were committed.
     ``decisions`` are those of the pipeline's heuristic (:class:`spin_core.pipeline.Decision`), where there is one.
     """
 
@@ -81,6 +83,7 @@ class Trace:
         if limit is not None and (not isinstance(limit, Integral) or limit < 1):
             raise ValueError(f"Trace: limit is a positive number of events or None, got {limit!r}")
         self.limit, self.dropped, self.steps = limit, 0, 0
+        self.spill: str | Path | None = None
         self.origin = time.perf_counter()
         self.events: list[Event] = []
         self.decisions: list = []
@@ -97,10 +100,15 @@ class Trace:
             for listener in self._listeners:
                 listener.append(event)
             if self.limit and len(self.events) > self.limit:
-                count = max(1, self.limit // 10)
-                self.dropped += count
-                del self.events[:count]
+                self._cut(max(1, self.limit // 10))
         return event
+
+    def _cut(self, count: int) -> None:
+        if self.spill is not None:
+            Path(self.spill).mkdir(parents=True, exist_ok=True)
+            to_pandas(self.events[:count]).to_parquet(Path(self.spill) / f"events-{self.dropped:012}.parquet")
+        self.dropped += count
+        del self.events[:count]
 
     def listen(self) -> deque[Event]:
         """A queue that gets every event from now on, until :meth:`forget`."""
@@ -114,6 +122,9 @@ class Trace:
 
     def to_pandas(self) -> pd.DataFrame:
         return to_pandas(self.events)
+
+    def to_parquet(self, path: str | Path) -> None:
+        self.to_pandas().to_parquet(path, index=False)
 
     def metrics(self) -> dict:
         return metrics(self.to_pandas())

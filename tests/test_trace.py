@@ -62,7 +62,7 @@ def test_an_empty_trace_has_metrics_without_averages(tmp_path):
     assert m["accepted_length_histogram"] == {} and set(m["seconds"].values()) == {0.0}
     for name in ("acceptance_rate", "tokens_per_verification", "time_to_first_token", "time_per_output_token"):
         assert m[name] is None
-    Trace().to_pandas().to_parquet(tmp_path / "empty.parquet")
+    Trace().to_parquet(tmp_path / "empty.parquet")
     assert metrics(pd.read_parquet(tmp_path / "empty.parquet")) == m
 
 
@@ -71,13 +71,13 @@ def test_a_trace_without_steps_has_metrics_too(tmp_path):
     trace.add("submit", 0)
     trace.add("finish", 0, reason="error")
     assert trace.metrics()["requests"] == 1 and trace.metrics()["emitted"] == 0
-    trace.to_pandas().to_parquet(tmp_path / "t.parquet")
+    trace.to_parquet(tmp_path / "t.parquet")
     assert metrics(pd.read_parquet(tmp_path / "t.parquet")) == trace.metrics()
 
 
 def test_a_trace_survives_parquet(tmp_path):
     trace = story()
-    trace.to_pandas().to_parquet(tmp_path / "trace.parquet")
+    trace.to_parquet(tmp_path / "trace.parquet")
     back = pd.read_parquet(tmp_path / "trace.parquet")
     assert metrics(back) == trace.metrics()
     ours = trace.to_pandas()
@@ -90,7 +90,7 @@ def test_a_trace_survives_parquet(tmp_path):
 def test_the_engines_trace_survives_parquet_distributions_aside(tmp_path):
     engine = Engine(tiny.family(), "near", 3, record_probs=True)
     engine.generate([[1, 2, 4], [5]], SamplingParams(max_new_tokens=6))
-    engine.trace.to_pandas().to_parquet(tmp_path / "trace.parquet")
+    engine.trace.to_parquet(tmp_path / "trace.parquet")
     back = pd.read_parquet(tmp_path / "trace.parquet")
     assert "distributions" not in back.columns and metrics(back) == engine.trace.metrics()
 
@@ -149,13 +149,16 @@ def test_recorded_distributions_are_p_and_q_of_every_position():
 
 # ---- long services, and what statistics count
 
-def test_a_trace_keeps_the_latest_events():
+def test_a_trace_keeps_the_latest_events_and_spills_the_others(tmp_path):
     trace = Trace(limit=50)
+    trace.spill = tmp_path / "spilled"
     heard = trace.listen()
     for i in range(203):
         trace.add("step", i, step=i)
     assert len(trace.events) <= 50 and trace.events[-1].request == 202 and trace.dropped + len(trace.events) == 203
     assert [e.request for e in heard] == list(range(203)), "a stream misses nothing"
+    written = pd.concat(pd.read_parquet(path) for path in sorted((tmp_path / "spilled").iterdir()))
+    assert list(written.request) + [e.request for e in trace.events] == list(range(203))
     trace.forget(heard)
     trace.add("step", 7)
     assert len(heard) == 203
