@@ -18,7 +18,7 @@ from selenium.webdriver.support.select import Select
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(1800)]
 
-CELL_SECONDS = 200      # for one cell; a quick run of a whole lesson takes about one minute on two quiet cores
+CELL_SECONDS = 600      # for one cell on a seventh of a core; a quick run of a lesson takes about one minute on two
 PATIENCE = 90           # seconds for anything else
 READY = """
 window.panel = [...(window.jupyterapp?.shell?.widgets('main') ?? [])].find(widget => widget.context?.isReady);
