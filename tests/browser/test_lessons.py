@@ -1,4 +1,7 @@
-"""Every lesson in JupyterLab, as a student meets it: it runs without an error, its widgets work."""
+"""Every lesson in JupyterLab, as a student meets it: it runs without an error, its widgets work.
+
+On one core beside other work, as on a shared server: ``taskset -c 1 python -m pytest -m browser -n 0 tests/browser``.
+"""
 
 from __future__ import annotations
 
