@@ -113,7 +113,7 @@ class Engine:
         self.drafter = drafter                                          # None: the selector chooses
         self.gamma = gamma                                              # None: as many as suits the drafter
         self.target = target_runner(family, max_batch, self.max_len, family.vocab_size, verification=verification,
-                                    check=check, bf16=bf16,
+                                    check=check, chunk=prefill_chunk, bf16=bf16,
                                     keep_states=pool.layers_read(family.drafters.values()))
         self.pool = pool.DrafterPool(family, max_batch, self.max_len, self.target)
         self.trace = Trace(trace_limit)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import errno
+import glob
 import itertools
 import json
 import math
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 _numbers = itertools.count()
+_fifos: dict[Path, int] = {}        # descriptors of FIFOs that were checked and are still to be written
 
 
 def cache_dir() -> Path:
@@ -31,7 +32,9 @@ def cache_dir() -> Path:
 def check_writable(path: str | Path) -> None:
     """Raise OSError for a file that can't be written: now, not after the work. Its folder is made."""
     path = _destination(path)
-    if _is_device(path):        # opening a pipe would wait for its reader, and closing it end what that reads
+    if stat.S_ISFIFO(_kind(path)) and path.parts[:2] != ("/", "proc"):
+        if path not in _fifos:      # kept open: closing it would end its reader's input
+            _fifos[path] = _open_node(path)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = not path.exists()
@@ -48,26 +51,32 @@ def writing(path: str | Path) -> Iterator[Path]:
     ...     part.write_text("1, 2, 3")
 
     A regular file gets its whole content at once (or, after an error, keeps what it had), in its folder, which is made
-    if absent. Links are followed, so they stay links. Devices and pipes are written through and never replaced. Raises
-    OSError, naming ``path``, if it cannot be written: a full disk, a folder.
+    if absent. Links are followed, so they stay links. Devices and FIFOs are written through and never replaced. Raises
+    OSError, naming ``path``, if it cannot be written: a FIFO that no process reads, a full disk, a folder.
     """
     target = _destination(path)
-    device = _is_device(target)
-    folder = Path(tempfile.gettempdir()) if device else target.parent
+    regular = _kind(target) in (0, stat.S_IFREG) and target.parts[:2] != ("/", "proc")
+    folder = target.parent if regular else Path(tempfile.gettempdir())
     folder.mkdir(parents=True, exist_ok=True)
+    _sweep(folder, target.stem)
     part = folder / f".{target.stem}.{os.getpid()}-{next(_numbers)}.part{target.suffix}"
     try:
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         yield part
-        if device:              # /dev/stdout: go on where it is written to
-            own = target.parent == Path(f"/proc/{os.getpid()}/fd")
-            with open(part, "rb") as content, open(os.dup(int(target.name)) if own else target, "wb") as out:
-                shutil.copyfileobj(content, out)
+        if not regular:
+            with open(part, "rb") as content, open(_fifos.pop(target, None) or _open_node(target), "wb") as node:
+                shutil.copyfileobj(content, node)
         else:
             if target.exists():
                 shutil.copymode(target, part)
             os.replace(part, target)
-    except (OSError, RuntimeError, SafetensorError) as error:       # torch's for a full disk is a RuntimeError
+    except (OSError, RuntimeError) as error:        # torch raises a RuntimeError where a disk is full
         raise OSError(f"cannot write {path}: {error}") from error
+    except Exception as error:
+        if type(error).__name__ == "SafetensorError":
+            raise OSError(f"cannot write {path}: {error}") from error
+        raise
     finally:
         part.unlink(missing_ok=True)
 
@@ -116,9 +125,36 @@ def _destination(path: str | Path) -> Path:
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
 
 
-def _is_device(path: Path) -> bool:
-    """Whether it is there and neither a regular file nor a folder."""
-    return path.parts[:2] == ("/", "proc") or path.exists() and not path.is_file() and not path.is_dir()
+def _kind(path: Path) -> int:
+    """The type of a file (``stat.S_IFREG``, ...), 0 where there is none."""
+    try:
+        return stat.S_IFMT(path.stat().st_mode)
+    except FileNotFoundError:
+        return 0
+
+
+def _open_node(path: Path) -> int:
+    """A descriptor for writing to a device or FIFO. Does not wait for a FIFO's reader: OSError if there is none."""
+    if path.parent == Path(f"/proc/{os.getpid()}/fd"):      # /dev/stdout: go on where it is written to
+        return os.dup(int(path.name))
+    fifo = stat.S_ISFIFO(_kind(path))
+    try:
+        node = os.open(path, os.O_WRONLY | (os.O_NONBLOCK if fifo else 0))
+    except OSError as error:
+        reason = "it is a FIFO that no process reads" if fifo and error.errno == errno.ENXIO else error.strerror
+        raise OSError(error.errno, reason, str(path)) from None
+    os.set_blocking(node, True)
+    return node
+
+
+def _sweep(folder: Path, stem: str) -> None:
+    """Remove what killed processes have left of files of that name."""
+    import psutil
+
+    for stale in folder.glob(f".{glob.escape(stem)}.*-*.part*"):
+        owner = stale.name.removeprefix(f".{stem}.").partition("-")[0]
+        if owner.isdecimal() and not psutil.pid_exists(int(owner)):
+            stale.unlink(missing_ok=True)
 
 
 def _plain(value: Any) -> Any:

@@ -223,7 +223,7 @@ class Step:
     def num_draft_tokens(self, request: Request, drafter: Drafter) -> int:
         """How many tokens are worth drafting: the target adds one itself, and no limit may be passed."""
         room = min(self.scheduler.max_len - 1, drafter.max_context) - request.length
-        return max(0, min(request.gamma, request.remaining - 1, room))
+        return max(0, min(request.gamma, request.remaining - 1, room, self.target.longest_draft))
 
     def _begin(self, name: str, requests: list[Request]) -> None:
         with suppress(Exception):           # _propose meets it again, and deals with it
@@ -242,7 +242,7 @@ class Step:
             drafter = self.drafters.get(name)
             counts = [self.num_draft_tokens(r, drafter) for r in requests]
             draft = drafter.propose(requests, counts)
-            left = [self.scheduler.max_len - r.length for r in requests]
+            left = [min(self.scheduler.max_len - r.length, self.target.longest_draft) for r in requests]
             tokens, counts = check_draft(draft, counts, left, self.scheduler.vocab_size)
             draft = draft.to(self.target.device)
         except Exception as failure:        # losing a drafter must cost speed, never a request

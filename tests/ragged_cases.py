@@ -66,7 +66,8 @@ def special(draw) -> dict:
 
 def case(requests, *, kv: int = 2, group: int = 3, dim: int = 8, dtype=torch.float64, seed: int = 0, layers: int = 1,
          device="cpu", max_len: int = MAX_LEN, poison: float = float("nan"), value_dim: int | None = None,
-         sight: Sight | None = None, softcap: float | None = None, sinks: bool = False) -> Case:
+         sight: Sight | None = None, softcap: float | None = None, sinks: bool = False,
+         ring: int | None = None) -> Case:
     """A cache that holds NaN wherever no request of the batch has a token, in slots of another order."""
     generator = torch.Generator().manual_seed(seed)
     random = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
@@ -85,6 +86,15 @@ def case(requests, *, kv: int = 2, group: int = 3, dim: int = 8, dtype=torch.flo
     query = query.to(device=device, dtype=dtype)
     scale = dim ** -0.5
     expected = textbook(query, batch, cache, layers - 1, scale, needs)
+    if ring:            # the same texts, written token by token
+        whole = cache
+        cache = SlotCache(layers, len(requests) + 2, kv, max_len, dim, dtype, device, [needs.shape] * layers,
+                          [sight.size] * layers, ring)
+        for mine, theirs in zip(cache.k + cache.v, whole.k + whole.v):
+            mine.fill_(poison)
+            for slot, p, c in zip(slots, prefix, counts):
+                for entry in range(p + c):
+                    mine[slot, :, entry % mine.shape[2]] = theirs[slot, :, entry]
     return Case(batch, cache, query, Heads(kv, group), expected, scale, needs)
 
 

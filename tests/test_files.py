@@ -100,16 +100,31 @@ def test_standard_output_is_written_through(tmp_path):
 
 
 @pytest.mark.parametrize("checked", [True, False])
-def test_a_pipe_gets_the_content_once_and_stays_a_pipe(tmp_path, checked):
-    path, got = tmp_path / "fifo", []
+def test_a_fifo_gets_the_content_once_and_stays_a_fifo(tmp_path, checked):
+    path = tmp_path / "fifo"
     os.mkfifo(path)
+    got = []
     reader = threading.Thread(target=lambda: got.append(path.read_text()), daemon=True)
     reader.start()
-    if checked:
-        check_writable(path)
-    save_json(path, DOCUMENT)
+    for _ in range(500):
+        try:
+            if checked:
+                check_writable(path)
+            save_json(path, DOCUMENT)
+            break
+        except OSError:             # the reader is not there yet
+            threading.Event().wait(.01)
     reader.join(10)
     assert json.loads(got[0]) == DOCUMENT and stat.S_ISFIFO(os.stat(path).st_mode)
+
+
+def test_a_fifo_that_no_process_reads_is_refused(tmp_path):
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    for write in (check_writable, lambda path: save_json(path, DOCUMENT)):
+        with pytest.raises(OSError, match="FIFO that no process reads") as error:
+            write(path)
+        assert str(path) in str(error.value)
 
 
 def test_places_that_are_no_file_are_refused(tmp_path):
@@ -123,6 +138,15 @@ def test_places_that_are_no_file_are_refused(tmp_path):
         with pytest.raises(ValueError, match="empty path"):
             write("")
     assert (tmp_path / "loop").is_symlink()
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
+    code = "import os, sys, signal; from spin_core.files import writing\n" \
+           "with writing(sys.argv[1]) as part: part.write_text('half'); os.kill(os.getpid(), signal.SIGKILL)"
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "out.json")])
+    assert done.returncode == -signal.SIGKILL and len(list(tmp_path.iterdir())) == 1
+    save_json(tmp_path / "out.json", DOCUMENT)
+    assert [p.name for p in tmp_path.iterdir()] == ["out.json"]
 
 
 def test_permissions_stay(tmp_path):

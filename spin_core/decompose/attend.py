@@ -78,20 +78,26 @@ class TorchStep:
         else:
             out = query.new_empty(total, heads, width)
         for b in here.whole:
-            start, count, slot = self.batch.starts[b], self.batch.counts[b], self.batch.slots[b]
-            read = slice(self.view.first[b], self.view.first[b] + self.plan.lengths[b])
-            out[start:start + count] = attend(query[:, start:start + count], keys[slot, :, read], values[slot, :, read],
-                                              self.masks[b], scale, softcap, sinks).transpose(0, 1)
+            start, count, where = self.batch.starts[b], self.batch.counts[b], (self.batch.slots[b], self.view.first[b],
+                                                                               self.plan.lengths[b])
+            out[start:start + count] = attend(query[:, start:start + count], entries(keys, *where),
+                                              entries(values, *where), self.masks[b], scale, softcap,
+                                              sinks).transpose(0, 1)
         return out
 
     def _unpooled(self, request: Unpooled, gathered: Tensor, keys: Tensor, values: Tensor, rows: Tensor,
                   softcap: float | None, sinks: Tensor | None) -> None:
         """One request, its heads folded into rows: two products on views of the cache."""
         kv, room, dim = keys.shape[1:]
-        length, width, at = request.length, values.shape[3], request.slot * kv * room + request.first
+        length, width, at = request.length, values.shape[3], request.slot * kv * room + request.first % room
         query = gathered[request.rows].view(kv, -1, dim)
-        key = keys.as_strided((kv, dim, length), (room * dim, 1, dim), keys.storage_offset() + at * dim)
-        value = values.as_strided((kv, length, width), (room * width, width, 1), values.storage_offset() + at * width)
+        if request.first % room + length <= room:
+            key = keys.as_strided((kv, dim, length), (room * dim, 1, dim), keys.storage_offset() + at * dim)
+            value = values.as_strided((kv, length, width), (room * width, width, 1),
+                                      values.storage_offset() + at * width)
+        else:
+            key = entries(keys, request.slot, request.first, length).transpose(1, 2)
+            value = entries(values, request.slot, request.first, length)
         scores = capped(torch.bmm(query, key), softcap)
         if request.tail is not None:
             scores[:, :, length - request.tail.shape[1]:] += request.tail
@@ -120,6 +126,15 @@ class TorchStep:
             if pool.cut:
                 whole = torch.cat([(siblings(parts, pool, -torch.inf) + pool.repeated).logsumexp(1), whole])
             rows.mul_(share(whole, sinks.view(kv, -1).repeat(1, height // self.heads.group)))
+
+
+def entries(store: Tensor, slot: int, first: int, length: int) -> Tensor:
+    """``length`` entries of a slot from ``first``, ``[kv_heads, length, dim]``; copied where they go round a ring."""
+    room = store.shape[2]
+    begin = first % room
+    if begin + length <= room:
+        return store[slot, :, begin:begin + length]
+    return torch.cat([store[slot, :, begin:], store[slot, :, :begin + length - room]], 1)
 
 
 def rectangle(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:

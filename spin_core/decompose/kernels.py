@@ -31,10 +31,10 @@ BLOCK, WARPS, STAGES = 64, 4, 3
 def _attend_pieces(Q, K, V, OUT, LSE, PIECES, SEES, FIRST, scale, cap, q_head, q_token, k_slot, k_head, v_slot, v_head,
                    KV: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr,
                    VDIM: tl.constexpr, VD: tl.constexpr, BLOCK: tl.constexpr, ACC: tl.constexpr, WINDOW: tl.constexpr,
-                   CAP: tl.constexpr):
+                   ROOM: tl.constexpr, CAP: tl.constexpr):
     """Program (r, h): piece r of kv head h. PIECES [R, 6]: slot, start, stop, first token, tokens,
-    and the entry from which on SEES says what each token sees; of those before, it sees, with a WINDOW, the ones
-    from FIRST."""
+    and the entry from which on SEES says what each token sees; of those before, it sees the ones from FIRST. With a
+    WINDOW a slot is a ring of ROOM entries."""
     r, h = tl.program_id(0), tl.program_id(1)
     slot, start, stop = tl.load(PIECES + r * 6), tl.load(PIECES + r * 6 + 1), tl.load(PIECES + r * 6 + 2)
     token, count, seen = tl.load(PIECES + r * 6 + 3), tl.load(PIECES + r * 6 + 4), tl.load(PIECES + r * 6 + 5)
@@ -53,7 +53,10 @@ def _attend_pieces(Q, K, V, OUT, LSE, PIECES, SEES, FIRST, scale, cap, q_head, q
     for first in range(start, stop, BLOCK):
         at = first + tl.arange(0, BLOCK)
         held = at < stop
-        k = tl.load(K + slot * k_slot + h * k_head + at[None] * DIM + dims[:, None],
+        place = at
+        if WINDOW:
+            place = at % ROOM
+        k = tl.load(K + slot * k_slot + h * k_head + place[None] * DIM + dims[:, None],
                     mask=held[None] & inside[:, None], other=0.0)
         scores = tl.dot(q, k, input_precision="ieee", out_dtype=ACC) * scale
         if CAP:
@@ -68,7 +71,7 @@ def _attend_pieces(Q, K, V, OUT, LSE, PIECES, SEES, FIRST, scale, cap, q_head, q
         base_peak = tl.where(new_peak == float("-inf"), 0.0, new_peak)      # nothing seen yet: exp(-inf - 0) = 0
         shrink = tl.exp(peak - base_peak)
         weights = tl.exp(scores - base_peak[:, None])
-        v = tl.load(V + slot * v_slot + h * v_head + at[:, None] * VDIM + vdims[None],
+        v = tl.load(V + slot * v_slot + h * v_head + place[:, None] * VDIM + vdims[None],
                     mask=held[:, None] & vinside[None], other=0.0)
         acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee", out_dtype=ACC)
         total = total * shrink + tl.sum(weights, 1)
@@ -167,7 +170,7 @@ class KernelStep(TorchStep):
         _attend_pieces[count, kv](query, keys, values, parts, lse, self.pieces, self.sees, self.oldest, scale,
                                   softcap or 1.0, *query.stride()[:2], *keys.stride()[:2], *values.stride()[:2],
                                   **common, DIM=dim, D=d, VDIM=width, VD=vd, WINDOW=self.view.sight is not None,
-                                  CAP=softcap is not None,
+                                  ROOM=keys.shape[2], CAP=softcap is not None,
                                   BLOCK=BLOCK if max(d, vd) <= 128 else BLOCK // 2,
                                   num_warps=WARPS, num_stages=STAGES)
         _merge_pieces[len(self.tokens), kv](parts, lse, out, self.tokens, lse if sinks is None else sinks, **common,

@@ -120,7 +120,7 @@ def _pack(pool: Pool, view: View, heads: Heads, max_len: int, dtype, device, own
     real = token < stop
     row = (slot * heads.kv + np.arange(heads.kv)[:, None]) * max_len               # [R, kv, 1]
     first = np.array([view.first[p.request] for p in pool.pieces])[:, None]
-    keys = row + (first + np.where(real, token, 0))[:, None]
+    keys = row + ((first + np.where(real, token, 0)) % max_len)[:, None]           # a ring, if it is no longer
     visible = np.repeat(real[:, None], rows, 1)                                    # [R, rows, W]
     for r, piece in enumerate(pool.pieces):
         mask = view.mask(piece.request)

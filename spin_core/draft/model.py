@@ -39,7 +39,8 @@ class ModelDrafter(Drafter):
         self.max_context = min(max_len, source.max_context)
         self.runner = ModelRunner(source.model, slots, self.max_context,
                                   vocab_size if source.ids is None else len(source.ids), keep_states,
-                                  window=window or _trained_window(source.model), check=check, bf16=bf16)
+                                  window=window or _trained_window(source.model), check=check, chunk=CHUNK,
+                                  bf16=bf16)
 
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
         if self.runner.window:

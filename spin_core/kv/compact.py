@@ -33,12 +33,13 @@ def compact(store: SlotCache, slots: list[int], bases: list[int], paths: list[li
         return
     device = store.k[0].device
     alike = len({layer.shape for layer in (*store.k, *store.v)}) == 1
-    if device.type == "cuda" and alike and _kernel() is not None:
+    if device.type == "cuda" and alike and store.most is None and _kernel() is not None:
         _kernel().compact(store, *zip(*moving))
     else:
         slot, source, target = _moves(moving, device)
         for layer in (*store.k, *store.v):
-            layer[slot, :, target] = layer[slot, :, source]     # the right side is a copy before it is written
+            room = layer.shape[2]                   # of a ring; the right side is a copy before it is written
+            layer[slot, :, target % room] = layer[slot, :, source % room]
     if states is not None:
         slot, source, target = _moves(moving, states.device)
         states[slot, target] = states[slot, source]

@@ -110,7 +110,8 @@ class RingCache(SlotCache):
         if len(where):
             for mine, theirs in ((self.k, source.k), (self.v, source.v)):
                 for layer, stored in enumerate(mine):
-                    stored[where, :, entries] = theirs[layer][where, :, positions]
+                    # of a layer with a window of its own the source is a ring, too
+                    stored[where, :, entries] = theirs[layer][where, :, positions % theirs[layer].shape[2]]
 
 
 class RingStep:

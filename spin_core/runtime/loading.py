@@ -26,6 +26,8 @@ from spin_core.runtime.library import LibraryPasses
 from spin_core.runtime.linear import pack_linears
 from spin_core.runtime.tensor_parallel import local_heads, parts_of
 
+DRAFT = 64          # drafted tokens of a request that rings can take beside a chunk of its prompt
+
 
 @dataclass
 class Prepared:
@@ -56,6 +58,7 @@ class Prepared:
         """One pass: the batch's keys and values are in the cache then. The logits of the flattened ``rows [R, V]``."""
         if self.library:
             return self.library.logits(batch, rows)
+        self.cache.begin(batch.slots, batch.seen, [p + c for p, c in zip(batch.prefix, batch.counts)])
         plain = self.attentions[self.base].step(batch) if len(self.odd) < len(self.needs) else None
         longest = max((p + c for p, c in zip(batch.prefix, batch.counts)), default=0)
         steps, special = {(*self.base, None): plain} if plain else {}, {}
@@ -77,7 +80,7 @@ class Prepared:
 
 
 def prepare(model: PreTrainedModel, slots: int, max_len: int, verification: str, window: Window | None,
-            keep_states: bool, check: bool) -> Prepared:
+            keep_states: bool, check: bool, chunk: int) -> Prepared:
     """Make ``model`` ready, in the fastest way that gives its own logits. The arguments are ModelRunner's.
 
     Raises NotImplementedError where there is none, ValueError for an unknown strategy or heads that do not divide.
@@ -89,7 +92,7 @@ def prepare(model: PreTrainedModel, slots: int, max_len: int, verification: str,
     # spin_core's own drafters are no architecture of the library's: there is nothing to compare them with
     check = check and window is None and not type(model).__module__.startswith("spin_core")
     try:
-        ready = _on_ragged_batches(model, slots, max_len, verification, window)
+        ready = _on_ragged_batches(model, slots, max_len, verification, window, chunk)
         if check:
             refuse_forgetful(model, {i: needs.sight and needs.sight.size for i, needs in ready.needs.items()},
                              max_len)
@@ -116,7 +119,7 @@ def prepare(model: PreTrainedModel, slots: int, max_len: int, verification: str,
 
 
 def _on_ragged_batches(model: PreTrainedModel, slots: int, max_len: int, verification: str,
-                       window: Window | None) -> Prepared:
+                       window: Window | None, chunk: int) -> Prepared:
     shared = share_weights(model).eval()
     needs = survey(shared, max_len)
     layers = getattr(model.config.get_text_config(), "num_hidden_layers", 0)
@@ -133,7 +136,8 @@ def _on_ragged_batches(model: PreTrainedModel, slots: int, max_len: int, verific
     shape = (len(needs), slots, base.kv_heads, max_len, base.key_dim, model.dtype, model.device)
     if window is None:
         layers = [needs[i] for i in range(len(needs))]
-        cache = SlotCache(*shape, shapes=[layer.shape for layer in layers])
+        cache = SlotCache(*shape, shapes=[layer.shape for layer in layers], ahead=chunk + DRAFT,
+                          windows=[layer.sight and layer.sight.size for layer in layers])
         ready = Prepared(shared, cache, needs, odd, like=like)
         for i, layer in enumerate(layers):
             ready.attentions.setdefault(ready.shape(i), Attention(verification, layer.heads, cache, i))

@@ -10,7 +10,8 @@ from spin_core.kv.batch import RaggedBatch
 from spin_core.kv.compact import compact
 from spin_core.kv.ring import Window
 from spin_core.runtime.linear import round_products
-from spin_core.runtime.loading import prepare
+from spin_core.runtime.loading import DRAFT, prepare
+from spin_core.runtime.parts import in_parts
 from spin_core.runtime.states import record_states
 
 LAST = -1       # among layers: what the head reads, behind the last norm
@@ -33,7 +34,9 @@ class ModelRunner:
     ``check``: compare a short text with the library's own logits before anything is served; that costs one short pass
     of the library, one of ours over a prompt, and one for each strategy that "auto" chooses from.
 
-    ``bf16``: products of an fp32 model on a CPU are rounded to bf16 (:mod:`spin_core.runtime.linear`), after the check.
+    Layers with a window keep no more than window + ``chunk`` + 64 tokens (:class:`SlotCache`), and read no more than
+    chunk + 64 of a request at once; a longer chain is read in parts. ``bf16``: products of an fp32 model on a CPU are
+    rounded to bf16 (:mod:`spin_core.runtime.linear`), after the check.
 
     Raises NotImplementedError, at once, for a model that cannot run in either way (recurrent layers), or whose logits
     differ from the library's by more than rounding.
@@ -41,12 +44,12 @@ class ModelRunner:
 
     def __init__(self, model: PreTrainedModel, slots: int, max_len: int, vocab_size: int | None = None,
                  keep_states: bool | tuple[int, ...] = False, verification: str = "auto",
-                 window: Window | None = None, check: bool = True, bf16: bool | None = None) -> None:
+                 window: Window | None = None, check: bool = True, chunk: int = 512, bf16: bool | None = None) -> None:
         self.window, self.vocab_size, self.device, self.check = window, vocab_size, model.device, check
         self.bf16 = bf16
         self.graphs = None          # see spin_core.runtime.graphs
         self.states: Tensor | None = None
-        ready = prepare(model, slots, max_len, verification, window, keep_states, check)
+        ready = prepare(model, slots, max_len, verification, window, keep_states, check, chunk)
         self.ready, self.model, self.cache = ready, ready.model, ready.cache
         if bf16:
             round_products(self.model)
@@ -67,6 +70,11 @@ class ModelRunner:
     def num_layers(self) -> int:
         """How many layers keep keys and values."""
         return len(self.ready.needs)
+
+    @property
+    def longest_draft(self) -> int:
+        """How many drafted tokens of a request it can read behind a chunk of the prompt, and take back."""
+        return DRAFT if self.cache.most else self.cache.max_len
 
     @property
     def plain(self) -> bool:
@@ -90,6 +98,8 @@ class ModelRunner:
             if logits is not None:
                 return logits
         tokens = torch.as_tensor(tokens, dtype=torch.int64, device=self.device)
+        if self.cache.most and max(counts, default=0) > self.cache.most and ancestors is None and not inputs:
+            return in_parts(self, slots, counts, tokens, rows)
         batch = RaggedBatch.build(tokens, slots, counts, [self.cache.lengths[s] for s in slots], ancestors)
         logits = self.ready.logits(batch, rows, **inputs)
         for slot, count in zip(slots, counts):

@@ -93,6 +93,17 @@ def test_a_windowed_layer_reads_only_the_keys_in_sight():
     assert Attention("padded", 6, c.cache).step(c.batch, c.needs.sight).plan.kv_touched == 3 * 11
 
 
+@pytest.mark.parametrize("strategy", WAYS)
+@pytest.mark.parametrize("sight", [Sight(9), Sight(9, True)])
+def test_a_layer_that_is_a_ring(strategy, sight):
+    """Entries that the ring has overwritten are out of sight; what it has not written yet is not read."""
+    requests = [(60, 1, None), (7, 3, None), (50, 4, (-1, 0, 0, 1)), (16, 2, None), (0, 2, None), (21, LARGE, None)]
+    for requests in (requests, [*requests, (30, LARGE + 4, None)]):
+        c = case(requests, sight=sight, ring=LARGE + 4)
+        assert c.cache.k[0].shape[2] == 9 + LARGE + 4
+        torch.testing.assert_close(attend(c, strategy), c.expected, **TIGHT)
+
+
 @settings(max_examples=70, deadline=None)
 @given(ragged(), st.sampled_from([1, 2, 3, 5, 8, 16, 40]))
 def test_pieces_of_any_width_equal_the_textbook(requests, width):

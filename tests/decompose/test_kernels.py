@@ -10,7 +10,7 @@ from ragged_cases import COSTS, case, ragged, special
 
 from spin_core.decompose import plan
 from spin_core.decompose.attend import Workspace
-from spin_core.decompose.needs import View
+from spin_core.decompose.needs import Sight, View
 from spin_core.decompose.plan import LARGE
 
 triton = pytest.importorskip("triton")
@@ -45,6 +45,14 @@ def test_ragged_batches_of_chains_and_trees(device, requests, width, heads):
 def test_special_layers(device, requests, needs, width):
     """Windows, chunks, capped scores, sinks, values narrower than keys."""
     check(case(requests, dim=16, dtype=torch.float32, device=device, **needs), width=width, tolerance=1e-5)
+
+
+def test_layers_that_are_rings(device):
+    requests = [(60, 1, None), (7, 3, None), (50, 4, (-1, 0, 0, 1)), (0, 2, None)]
+    c = case(requests, sight=Sight(9), ring=6, dtype=torch.float32, device=device)
+    assert c.cache.k[0].shape[2] == 15
+    for width in (4, 40):
+        check(c, width=width, tolerance=1e-5)
 
 
 @pytest.mark.parametrize("dim", [8, 20, 64])

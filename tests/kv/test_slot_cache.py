@@ -46,6 +46,26 @@ def test_room_is_exact():
         cache.check_room(1, 1)
 
 
+def test_rings_keep_the_window_and_what_a_pass_may_add():
+    cache = SlotCache(3, slots=2, kv_heads=1, max_len=40, head_dim=2, windows=[None, 6, 38], ahead=5)
+    assert [k.shape[2] for k in cache.k] == [40, 11, 40] and cache.most == 5
+    number = torch.arange(20.0)[:, None, None].expand(20, 1, 2)
+    for first in range(0, 20, 5):
+        cache.begin([1], [first], [first + 5])
+        index = torch.arange(first, first + 5)
+        for layer in range(3):
+            cache.write(layer, torch.ones(5, dtype=torch.int64), index, number[index], number[index])
+        cache.lengths[1] += 5
+    assert cache.k[0][1, 0, :20, 0].tolist() == list(range(20))
+    assert cache.k[1][1, 0, :, 0].tolist() == [11, 12, 13, 14, 15, 16, 17, 18, 19, 9, 10]
+    with pytest.raises(ValueError, match="slot 1: its rings take 5 tokens at once, not 6"):
+        cache.begin([1], [20], [26])
+    cache.truncate(1, 15)
+    assert cache.lengths[1] == 15, "tokens 10 to 14 are there, which the next token sees"
+    cache.truncate(1, 14)
+    assert cache.lengths[1] == 0, "token 9 has been overwritten: the text is read anew"
+
+
 @pytest.mark.parametrize("dtype, size", [(torch.float32, 4), (torch.float64, 8), (torch.bfloat16, 2)])
 def test_bytes_per_token(dtype, size):
     cache = SlotCache(3, slots=7, kv_heads=2, max_len=11, head_dim=5, dtype=dtype)

@@ -201,6 +201,33 @@ def test_attention_that_is_wrong_under_one_strategy_is_found(monkeypatch, strate
         ModelRunner(model, slots=slots, max_len=32, verification=strategy)
 
 
+def test_rings_change_no_logit_and_no_text():
+    """Windows of 4 tokens, rings of 4 + 5 + 64 in a text of 150: long chunks in parts, drafts rolled back, trees
+    kept."""
+    model = build(hf.Gemma2Config(**WINDOWED | dict(max_position_embeddings=200), head_dim=8,
+                                  attn_logit_softcapping=3.0), torch.float64)
+    ours = ModelRunner(model, slots=2, max_len=180, chunk=5)
+    assert sorted({k.shape[2] for k in ours.cache.k}) == [73, 180]
+    text = torch.randint(0, 61, (150,), generator=torch.Generator().manual_seed(1)).tolist()
+    expected = tiny.logits(model, text)
+    whole = ours.forward([0, 1], [150, 1], text + [7], [149, 20, 150])          # more than rings take at once
+    assert torch.allclose(whole[:2], expected[[149, 20]], rtol=0, atol=1e-6)
+    read = 0
+    tree = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 1, 1]]).bool()
+    ours.cache.truncate(0, 0)
+    while read < 140:
+        rows = ours.forward([0], [4], text[read:read + 4], [3])                  # of which one is taken back
+        assert torch.allclose(rows[0], expected[read + 3], rtol=0, atol=1e-6)
+        ours.cache.truncate(0, read + 3)
+        rows = ours.forward([0], [3], [9, *text[read + 3:read + 5]], [1, 2], [tree])
+        assert torch.allclose(rows, expected[read + 3:read + 5], rtol=0, atol=1e-6)
+        ours.keep([0], [read + 3], [[1, 2]])
+        read += 5
+        ours.cache.truncate(0, read)
+    ours.cache.truncate(0, read - 70)
+    assert ours.cache.lengths[0] == 0
+
+
 def test_attention_output_is_contiguous_as_the_library_s_is():
     """Models may take a view of it."""
     model, seen = build(RUN["stablelm"](), torch.float64), []

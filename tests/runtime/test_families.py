@@ -59,7 +59,9 @@ def test_a_recurrent_state_is_named_where_there_is_no_tiny_model(monkeypatch):
 
 
 def test_drafters_of_other_families_draft_with_windows_of_their_own(monkeypatch):
-    """Windows on both sides, shorter than the texts: the target's text stays, and drafts are accepted."""
+    """Rings on both sides, shorter than the texts: the target's text stays, and drafts are accepted."""
+    for module in ("loading", "runner"):
+        monkeypatch.setattr(f"spin_core.runtime.{module}.DRAFT", 20)
     monkeypatch.setattr("spin_core.draft.model.CHUNK", 4)
     target = families.build("gemma2")
     models = {"near": families.near(target)} | {name: families.build(name) for name in ("mistral", "gpt2", "gpt_oss")}
@@ -73,6 +75,9 @@ def test_drafters_of_other_families_draft_with_windows_of_their_own(monkeypatch)
         steps = [event for event in engine.trace.events if event.kind == "step"]
         assert sum(len(event.drafted) for event in steps) > 40
         assert name != "near" or sum(event.accepted for event in steps) > 20
+        assert min(k.shape[2] for k in engine.target.cache.k) == 8 + 5 + 20
+        ring = min(k.shape[2] for k in engine.get_drafter(name).runner.cache.k)
+        assert ring == (64 if name == "gpt2" else 8 + 4 + 20)
 
 
 def test_drafters_that_read_states_need_ragged_batches():
@@ -97,8 +102,9 @@ def test_the_check_at_load_can_be_switched_off(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["mistral", "olmo3"])
-def test_a_sparse_cache_takes_layers_with_windows_as_they_are(name):
+def test_a_sparse_cache_takes_layers_with_windows_as_they_are(name, monkeypatch):
     """They see what the ring holds of their own window: with a ring that holds it all, what the target sees."""
+    monkeypatch.setattr("spin_core.runtime.loading.DRAFT", 20)
     target = families.build(name)
     family = families._Tiny("tiny", target, None, {}, families.PAD, (), families.CONTEXT, dtype=torch.float64)
     expected = [families.library_text(target, prompt) for prompt in families.PROMPTS]

@@ -52,7 +52,7 @@ class FlexStep:
         height, behind = (1 << (max(1, *sizes) - 1).bit_length() for sizes in (
             batch.counts, [p + c - s for p, c, s in zip(batch.prefix, batch.counts, batch.seen)]))
         self.rows = SlotRows(batch, slots, height, k.device)
-        seen = torch.zeros(slots, dtype=torch.int64)
+        seen, newest = torch.zeros(2, slots, dtype=torch.int64)
         first = torch.zeros(slots, height, dtype=torch.int64)   # of the entries before, row t sees those from here
         sees = torch.zeros(slots, height, behind, dtype=torch.bool)     # and of those behind, these
         stale: list[tuple[int, int]] = []
@@ -62,14 +62,16 @@ class FlexStep:
             sees[slot, :count, :own.shape[1]] = torch.from_numpy(own)
             first[slot, :count] = torch.as_tensor(start)
             end = batch.prefix[b] + count
+            newest[slot] = end - 1
             last = min(room, -(-end // BLOCK) * BLOCK) if k.is_cuda else room
             stale += [(slot, entry) for entry in range(end, last)]
         self.stale = torch.tensor(stale, dtype=torch.int64).view(-1, 2).to(k.device).unbind(1)
-        seen, first, sees = (t.to(k.device) for t in (seen, first, sees))
+        seen, newest, first, sees = (t.to(k.device) for t in (seen, newest, first, sees))
 
         def visible(b, h, q, key):
-            ahead = key - seen[b]
-            return (ahead < 0) & (key >= first[b, q]) | (ahead >= 0) & (ahead < behind) & \
+            entry = newest[b] - (newest[b] - key) % room        # in a ring the latest kept there; negative: none
+            ahead = entry - seen[b]
+            return (ahead < 0) & (entry >= first[b, q]) | (ahead >= 0) & (ahead < behind) & \
                 sees[b, q, ahead.clamp(0, behind - 1)]
 
         self.mask = create_block_mask(visible, slots, None, height, room, device=k.device)
