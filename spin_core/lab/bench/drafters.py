@@ -12,7 +12,7 @@ is Leviathan et al.'s (arXiv 2211.17192) tau / (gamma c + 1) with measured chain
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,11 +82,6 @@ def run(args) -> Report:
                         f"each, greedy; costs at batch 1 with {args.context} cached tokens: v = "
                         + ", ".join(f"{v:.2f}" for v in verify))
     return report
-
-
-def request_counts(answers: Answers) -> dict[str, int]:
-    """How many requests each workload has, and the mix of them all."""
-    return {**Counter(answers.workloads), "mix": len(answers.workloads)}
 
 
 def judge(family, name: str, answers: Answers, scores: Mapping[str, list[Scores]] | None = None) -> Judged:
