@@ -196,7 +196,7 @@ def _dots(ax: Axes, groups: Mapping, xlabel: str, title: str) -> None:
         ax.axvline(x, color=LIGHT, linewidth=0.8)
     ax.set(xticks=range(len(groups)), xticklabels=[str(g) for g in groups], xlabel=xlabel,
            ylabel="us per layer", title=title, xlim=(-0.5, len(groups) - 0.5))
-    logarithmic(ax, "y")
+    logarithmic(ax, "y", [m * 10 ** k for k in range(-1, 6) for m in (1, 1.5, 2, 3, 5, 7)])
     ax.grid(axis="x", visible=False)
 
 
