@@ -48,7 +48,7 @@ def test_chains_are_what_the_engine_does(family, answers, name):
     judged = bench.judge(family, name, answers)
     for gamma in (1, 3):
         for i, prompt in enumerate(PROMPTS):
-            engine = Engine(family, name, gamma=gamma, max_batch=1)
+            engine = Engine(family, name, gamma=gamma, max_batch=1, bf16=False)      # chains are counted in fp32
             engine.generate([prompt], SamplingParams(max_new_tokens=24))
             done = [(len(e.drafted), e.accepted) for e in engine.trace.events if e.kind == "step"]
             chain = judged.chains[gamma][i]
