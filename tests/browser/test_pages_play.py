@@ -43,7 +43,7 @@ def photograph(browser, folder, name: str) -> None:
 def test_the_race_plays_at_the_recorded_times(browser, tmp_path):
     found = race.recorded()
     lanes = race.lanes(found.rows, race.THREE)
-    root = open_page(browser, tmp_path, race.page(found, race.THREE))
+    root = open_page(browser, tmp_path, pages.page("race", race.numbers(lanes, "measured")))
 
     def numbers() -> list[list[int]]:
         return [[int(word) for word in lane.text.split() if word.isdigit()][:2]
@@ -76,7 +76,7 @@ def test_the_race_plays_at_the_recorded_times(browser, tmp_path):
 
 def test_the_stepper_steps_jumps_and_compares(browser, tmp_path):
     data = stepper.replayed(measure.shifting(12, shift=False), GAMMAS, ["spin", "greedy"], batch=4, steps=20)
-    root = open_page(browser, tmp_path, pages.page("selection", stepper._small(data)))
+    root = open_page(browser, tmp_path, pages.page("selection", stepper.numbers(data)))
     frames = data["policies"]["spin"]["frames"]
 
     def find(selector: str):

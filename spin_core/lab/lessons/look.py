@@ -59,6 +59,16 @@ def canvas(height: float, rows: int = 1, columns: int = 1, **grid):
     return figure, figure.subplots(rows, columns, **grid)
 
 
+def stretch(panels: np.ndarray, count: int) -> None:
+    """Remove the panels of a grid behind the first ``count``; the last of these takes their room in its row."""
+    last, rest = panels.flat[count - 1], panels.flat[count:]
+    if len(rest):
+        at = last.get_subplotspec()
+        last.set_subplotspec(last.get_gridspec()[at.rowspan.start, at.colspan.start:])
+        for panel in rest:
+            panel.remove()
+
+
 def png(figure: Figure, dpi: int = 150, whole: bool = False) -> bytes:
     """The picture as a PNG of 128 colours: a third of the size, and none of these figures looks different. ``whole``:
     large enough for what stands out over the figure's edges."""

@@ -142,6 +142,8 @@ def step(shown: Step, place: int, *, title: str = "") -> Figure:
     if not 0 <= place < len(shown.places):
         raise ValueError(f"step: place {place} of {len(shown.places)}; were the distributions recorded?")
     here, size, columns = shown.places[place], 10, characters(10)
+    if here.q:
+        title += f": of what is drafted here {1 - sum(here.residual):.0%} is accepted, the overlap of p and q"
     figure = Figure(figsize=(WIDTH, 5.0))
     ax = _page(figure, columns, 5.6, title, list(FATE_WORDS), (0, 0.7, 1, 0.3))
     centres = _strip(ax, 3.1, shown, size, columns, before=24)
@@ -318,8 +320,8 @@ def acceptance_by_position(counts: Mapping[str, Counts], *, here: Mapping[str, C
             ax.plot(seen + 1.18, accepted[seen] / tested[seen], marker, linestyle="none", color=colour,
                     markerfacecolor="white", markersize=5)
     ax.set_title(title)
-    figure.legend(*ax.get_legend_handles_labels(), loc="outside right upper", title_fontsize=9,
-                  title="bars: 95 % intervals\ndashed: all places" + "\nhollow: this run" * bool(here))
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1), title_fontsize=9,
+              title="bars: 95 % intervals\ndashed: all places" + "\nhollow: this run" * bool(here))
     return figure
 
 

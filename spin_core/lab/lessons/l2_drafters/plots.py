@@ -41,10 +41,11 @@ def vocabulary(sizes: Sequence[int], coverage: Sequence[float], megabytes: Seque
     figure, (left, right) = canvas(3.1, 1, 2)
     left.plot(sizes, coverage, color=ORANGE, marker="o")
     left.set(ylabel="share of answer tokens covered", ylim=(min(coverage) - .05, 1.01))
-    left.set_title("No other token can be accepted")
+    at = int(np.searchsorted(sizes, chosen))
+    left.set_title(f"{sizes[at] // 1024}k ids are {coverage[at]:.0%} of the answers' tokens")
     right.plot(sizes, megabytes, color=GREY, marker="s")
     right.set(ylabel="MB of weights per drafted token", ylim=(0, None))
-    right.set_title("The head is most of a small drafter")
+    right.set_title(f"{sizes[at] // 1024}k ids read {megabytes[at] / megabytes[-1]:.0%} of what {sizes[-1] // 1024}k read")
     for ax in (left, right):
         ax.set_xscale("log", base=2)
         ax.set_xticks(sizes, [f"{s // 1024}k" for s in sizes])
@@ -124,11 +125,12 @@ def best_share(share: Mapping[str, Mapping[str, float]], counts: Mapping[str, in
         _stacked(panels[1], modelled, list(next(iter(modelled.values()))))
         panels[1].set_xticks(range(len(modelled)), list(modelled), fontsize=9)
         panels[1].legend(loc="upper left", bbox_to_anchor=(1, 1))
-        panels[1].set_title("Modelled: LLaMA-7B")
+        top = max((part, drafter, data) for data, parts in modelled.items() for drafter, part in parts.items())
+        panels[1].set_title(f"Modelled: {top[1]} {top[0]:.0%} ({top[2]})")
     bars = beside.bar(range(len(published)), list(published.values()), .5, color=GREY)
     beside.bar_label(bars, fmt="{:.0%}")
     beside.set_xticks(range(len(published)), list(published))
-    beside.set(ylim=(0, 1), xlim=(-.6, len(published) - .4), title="Published", xlabel="265M of five")
+    beside.set(ylim=(0, 1), xlim=(-.6, len(published) - .4), title=f"Published: {max(published.values()):.0%}", xlabel="265M of five")
     beside.grid(False)
     return figure
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -63,7 +64,8 @@ def regret(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
         for name, (x, y) in lines.items():
             grey = name.startswith("fixed") or name == "random"
             ax.plot(x, y, color=policy_colour(name), ls=":" if grey else "-", label=name, lw=1.6 if grey else 2)
-    left.set(xlabel="tokens written, all requests", ylabel="seconds lost against oracle-request", title=title)
+    left.set(xlabel="tokens written, all requests", ylabel="seconds lost against oracle-request",
+             title=textwrap.fill(title, 44))
     left.legend(fontsize=8.5)
     if long and slope is not None:
         steps = np.asarray(next(iter(long.values()))[0], float)
@@ -71,8 +73,10 @@ def regret(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
         late = steps[steps >= 30]
         right.plot(late, anchor + slope * np.log(late / 30), "--", color=INK, lw=1.6,
                    label="theory: slope of the bound")
-    right.set(xscale="log", xlabel="steps of one endless request", ylabel="tokens expected to be lost",
-              title="Does exploring ever end?")
+    right.set(xscale="log", xlabel="steps of one endless request", ylabel="tokens expected to be lost")
+    if long:
+        least = min(long, key=lambda name: long[name][1][-1])
+        right.set_title(f"Least lost after {long[least][0][-1]:,.0f} steps:\n{least}, {long[least][1][-1]:.0f} tokens")
     right.xaxis.set_major_formatter(ScalarFormatter())
     right.xaxis.set_minor_formatter(NullFormatter())
     ends = sorted(float(y[-1]) for _, y in long.values())
@@ -144,9 +148,12 @@ def live(goodput: Mapping[str, tuple[Sequence[float], Sequence[float]]],
             ax.axvline(shift, color=GREY, lw=1)
     x = next(iter(goodput.values()))[0]
     c.stackplot(np.linspace(0, x[-1], len(shares)), shares.T, colors=arm_colours(arms), labels=arms)
-    c.set(xlabel="tokens written", ylim=(0, 1), title="drafters that spin chose")
-    a.set(title=title or "tokens per second", ylim=(0, None))
-    b.set(title="seconds lost against oracle")
-    figure.legend(handles=a.get_lines()[:len(goodput)], loc="outside lower left", ncols=len(goodput), fontsize=9)
-    c.legend(fontsize=8, loc="lower left", frameon=True, framealpha=.85, edgecolor="none")
+    part = shares.mean(0)
+    c.set(xlabel="tokens written", ylabel="share of the drafters", ylim=(0, 1),
+          title=f"spin chose {arms[part.argmax()]}: {part.max():.0%}")
+    a.set(title=title, ylabel="tokens per second", ylim=(0, None))
+    b.set(ylabel="seconds lost against the oracle")
+    if "spin" in lost:
+        b.set_title(f"spin loses {lost['spin'][1][-1]:.2f} s")
+    figure.legend(handles=[*a.get_lines()[:len(goodput)], *c.collections], loc="outside lower left", ncols=5, fontsize=9)
     return figure

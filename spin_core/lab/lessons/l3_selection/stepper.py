@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from ipywidgets import HTML, Button, HBox, Layout, Output, VBox
+from ipywidgets import VBox
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy import ndarray
@@ -55,29 +55,24 @@ def served(steps: Sequence[Explanation], name: str, texts: Mapping[int, str] | N
     return _data({name: (steps, [None] * len(steps))}, texts or {}, "served by the engine, just now", TASKS[:1])
 
 
-def show(data: dict) -> None:
-    """Display the page, and before it a picture of its most varied step for where scripts do not run."""
-    name, one = next(iter(data["policies"].items()))
-    at = max(range(len(one["frames"])), key=lambda i: len({row["chosen"] for row in one["frames"][i]["rows"]}))
-    pages.show_page("selection", pages.page("selection", _small(data)), look.png(picture(data, name, at), whole=True), one["title"])
-
-
-def _small(data: dict) -> dict:
-    """The page's numbers without the names of fields in every row."""
-    return data | {"fields": FIELDS, "policies": {policy: one | {"frames": [
+def numbers(data: dict, at: int = 0) -> dict:
+    """What the page is made of, which opens at step ``at``; its rows do without the names of their fields."""
+    return data | {"at": at, "fields": FIELDS, "policies": {policy: one | {"frames": [
         frame | {"rows": [list(row.values()) for row in frame["rows"]]} for frame in one["frames"]]}
         for policy, one in data["policies"].items()}}
+
+
+def show(data: dict) -> None:
+    """Display the page at its most varied step, and before it a picture of that step for where scripts do not run."""
+    name, one = next(iter(data["policies"].items()))
+    at = max(range(len(one["frames"])), key=lambda i: len({row["chosen"] for row in one["frames"][i]["rows"]}))
+    pages.show_page("selection", numbers(data, at), look.png(picture(data, name, at), whole=True), one["title"])
 
 
 def live(policy: str = "spin", *, requests: int = 6, tokens: int = 24) -> VBox:
     """A button: the embedded models serve ``requests`` prompts of the mix, four at a time, and the steps of that run
     appear below."""
-    out, sign = Output(), HTML("")
-    start = Button(description="serve now and watch", icon="play", layout=Layout(width="auto"),
-                   tooltip=f"{requests} prompts, {tokens} tokens each, on this machine")
-    stop = Button(description="stop", icon="stop", disabled=True, layout=Layout(width="auto"), tooltip="end the run early")
-
-    def serve(work: Work) -> None:
+    def serve(work: Work) -> pages.HTML:
         from spin_core import zoo
         from spin_core.engine import Engine
         from spin_core.request import SamplingParams
@@ -93,12 +88,9 @@ def live(policy: str = "spin", *, requests: int = 6, tokens: int = 24) -> VBox:
             if work.say(f"step {len(steps)}, {len(engine.queue)} requests wait"):
                 break
         engine.close()
-        out.outputs = ()
-        out.append_display_data(pages.page("selection", _small(served(steps, policy, texts))))
-        work.say("done")
+        return pages.page("selection", numbers(served(steps, policy, texts)))
 
-    Work(serve, start, stop, sign)
-    return VBox([HBox([start, stop, sign], layout=Layout(align_items="center")), out])
+    return pages.live(serve, "serve now and watch", f"{requests} prompts, {tokens} tokens each, on this machine")
 
 
 def _data(runs: Mapping[str, tuple[Sequence[Explanation], Sequence]], texts: Mapping[int, str], about: str,

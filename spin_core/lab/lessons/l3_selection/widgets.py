@@ -27,7 +27,7 @@ def story(requests: int, shift: bool, explore: int, first: int, prior: float, ca
     lost = {n: lesson.seconds_lost(r, oracle) for n, r in runs.items()}
     rates = {n: w[:2] for n, w in windows.items()}
     return plots.live(rates, lost, windows["spin"][2], runs["spin"].arms, half,
-                      title=f"tokens/s: spin has {share:.0%} of oracle"), rates
+                      title=f"spin has {share:.0%} of the oracle"), rates
 
 
 class Story(Panel):

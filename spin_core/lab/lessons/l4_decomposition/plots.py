@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -13,7 +14,7 @@ from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from spin_core.decompose.plan import Piece, Plan
 from spin_core.lab.lessons.look import (
-    BLUE, GREEN, GREY, INK, LIGHT, ORANGE, PURPLE, RED, SKY, WIDTH, canvas, styled, tint)
+    BLUE, GREEN, GREY, INK, LIGHT, ORANGE, PURPLE, RED, SKY, WIDTH, canvas, stretch, styled, tint)
 
 REQUESTS = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED)      # colours of requests; they repeat
 TALLEST = 6.5                                           # inches, of a picture of rows
@@ -153,21 +154,20 @@ def verify_latency(by_batch: Mapping[int, Mapping[str, float]], by_skew: Mapping
     """
     high = 2 + len(elsewhere) // 2
     figure, grid = canvas(3.7 * high, high, 2, width_ratios=(1, 1.25))
-    figure.suptitle(title, x=0.01, ha="left", weight="bold", size=12)
+    figure.suptitle(textwrap.fill(title, 95), x=0.01, ha="left", weight="bold", size=11)
     _dots(grid[0, 0], by_batch, "requests in the batch", f"measured: {here}, Alpaca-like")
     _dots(grid[0, 1], by_skew, "skew of lengths", f"measured: {here}, batch {max(by_batch)}")
     for panel, (there, skews) in zip(grid.flat[3:], elsewhere.items()):
         _dots(panel, skews, "skew of lengths", f"measured: {there}")
-    for panel in grid.flat[3 + len(elsewhere):]:
-        panel.set_axis_off()
+    stretch(grid, 3 + len(elsewhere))
     ax = grid[1, 0]
     for i, (kind, times) in enumerate(whole.items()):
         for j, (way, time) in enumerate(times.items()):
             at = i + (j - (len(times) - 1) / 2) * 0.3
             bar = ax.bar(at, time, 0.27, color=WAYS[way][0])
             ax.bar_label(bar, fmt="%.0f", size=8.5)
-    ax.set(xticks=range(len(whole)), xticklabels=[kind.replace(", ", ",\n") for kind in whole], ylabel="ms, whole verification",
-           title="Alpaca, batch 16", xlim=(-0.6, len(whole) - 0.4))
+    ax.set(xticks=range(len(whole)), xticklabels=[kind.replace(", ", ",\n") for kind in whole],
+           ylabel="ms, whole verification", title="Alpaca, batch 16", xlim=(-0.6, len(whole) - 0.4))
     ax.margins(y=0.12)
     ax.grid(axis="x", visible=False)
     rows = [row for skews in (by_skew, *elsewhere.values()) for row in skews.values()]

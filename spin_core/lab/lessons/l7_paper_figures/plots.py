@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from spin_core.pipeline.schedule import STAGES, Schedule
 from spin_core.lab.lessons.look import (
     BLUE, GREEN, GREY, INK, LIGHT, ORANGE, PUBLISHED, PURPLE, RED, SKY, bars, canvas, legend_below, logarithmic,
-    one, styled, tint)
+    one, stretch, styled, tint)
 from spin_core.lab.lessons.l5_pipeline.plots import lane
 
 SYSTEMS = {"vanilla": ORANGE, "best fixed drafter": SKY, "SPIN": GREEN}
@@ -36,9 +36,8 @@ def overall_goodput(goodput: Mapping[str, Mapping[str, Mapping[str, float]]], pu
     across = min(3, len(shown))
     high = -(-len(shown) // across)
     figure, panels = canvas(3.2 * high + 0.6, high, across, squeeze=False)
-    panels = panels.flat
-    for panel in panels[len(shown):]:
-        panel.set_axis_off()
+    stretch(panels, len(shown))
+    panels = [panel for panel in panels.flat if panel.figure]
     for panel, (target, sets) in zip(panels, shown.items()):
         x, names = np.arange(len(sets)), list(SYSTEMS)
         for j, name in enumerate(names):
@@ -57,7 +56,12 @@ def overall_goodput(goodput: Mapping[str, Mapping[str, Mapping[str, float]]], pu
     panels[0].set_ylabel("tokens per second (modelled)")
     if measured:
         panels[len(goodput)].set_ylabel("tokens per second (measured)")
-    legend_below(figure, title=f"above SPIN: its ratio to vanilla. Published: about {published:.2f}× on average")
+    said = [f"{kind} {min(ratios):.2f} to {max(ratios):.2f}" for kind, some in (("modelled", goodput), ("measured", measured))
+            if (ratios := [s["SPIN"] / s["vanilla"] for sets in (some or {}).values() for s in sets.values()
+                           if {"SPIN", "vanilla"} <= s.keys()])]
+    figure.suptitle(f"SPIN over vanilla: {', '.join(said)}; published {published:.2f} on average", x=0.01, ha="left",
+                    size=11, weight="bold")
+    legend_below(figure, title="above SPIN: its ratio to vanilla")
     return figure
 
 
@@ -255,7 +259,7 @@ def verdict(table: Mapping[str, Mapping[str, Mapping]], shown: Sequence[str]) ->
         panel.plot(ratios, y, marker, color=colour, markersize=8, markeredgecolor="white", label=name, zorder=3)
     panel.set(yticks=y, yticklabels=[f"{q}: {table[q][shown[0]]['published']:.3g}" for q in quantities],
               ylim=(len(quantities) - 0.5, -0.5), xlabel="modelled over published, logarithmic",
-              title=f"Of {len(quantities)} published numbers within 25 %: {', '.join(within)}")
+              title=f"Met within 25 %, of {len(quantities)}: {', '.join(within)}")
     logarithmic(panel, "x")
     legend_below(figure, ncols=len(shown))
     return figure
@@ -276,7 +280,7 @@ def verifications(seconds: Mapping[str, Mapping[str, Mapping[int, float]]], publ
             panel.plot([batch], [1e3 * published[way]], **STAR | {"color": colour}, label=f"published, {way}")
         logarithmic(panel, "x", list(next(iter(ways.values()))))
         logarithmic(panel, "y")
-        panel.set_title(name)
+        panel.set_title(f"{name}: {ways['padded'][batch] / published['padded']:.2f} of the published", size=10)
     for panel in panels[::across]:
         panel.set_ylabel("ms")
     for panel in panels[len(seconds) - across:]:
