@@ -112,7 +112,8 @@ def test_the_stepper_steps_jumps_and_compares(browser, tmp_path):
     find("option[value='greedy']").click()
     assert shown() == (len(frames) - 2, expected(len(frames) - 2, "greedy"))
     assert "no epochs" in find("#sentence").text
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]})
+    dark = {"name": "prefers-color-scheme", "value": "dark"}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [dark]})
     browser.execute_script("document.body.style.background = '#111'")
     photograph(browser, tmp_path, "stepper_dark")
 

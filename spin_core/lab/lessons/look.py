@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import io
+import textwrap
 from collections.abc import Callable, Sequence
 
 import matplotlib
@@ -57,6 +58,11 @@ def canvas(height: float, rows: int = 1, columns: int = 1, **grid):
     """A figure as wide as a column of a notebook and ``height`` inches high, and its axes: ``Figure.subplots``."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     return figure, figure.subplots(rows, columns, **grid)
+
+
+def headline(figure: Figure, text: str) -> None:
+    """The finding of a figure with several panels, above all of them."""
+    figure.suptitle(textwrap.fill(text, 100), x=0.01, ha="left", size=11, weight="bold")
 
 
 def stretch(panels: np.ndarray, count: int) -> None:

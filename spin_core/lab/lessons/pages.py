@@ -44,8 +44,8 @@ def page(name: str, data: dict, covers: bool = False) -> HTML:
     """The page ``html/NAME.js`` with its numbers. The script finds them as ``data``, and an element as ``body``.
     ``covers``: the page hides the output before it."""
     script = (FILES / "common.js").read_text("utf-8") + (FILES / f"{name}.js").read_text("utf-8")
-    return HTML(_FRAME.format(id=f"spin-{secrets.token_hex(6)}", covers=_literal(covers), data=_literal(data), script=script,
-                              style=_literal((FILES / "style.css").read_text("utf-8"))))
+    return HTML(_FRAME.format(id=f"spin-{secrets.token_hex(6)}", covers=_literal(covers), data=_literal(data),
+                              script=script, style=_literal((FILES / "style.css").read_text("utf-8"))))
 
 
 def live(make: Callable[[Work], HTML | None], label: str, tooltip: str) -> VBox:

@@ -22,10 +22,10 @@ class Panel(VBox):
     """A row of controls above a picture that ``draw`` makes anew whenever one of them changes.
 
     ``task``: what the reader may try. ``presets``: by a button's name the values of controls, by their descriptions.
-    ``kind``: of the numbers, such as "modelled". Axes only ever grow, so that a moved slider moves the curve and not the
-    scale; ``hold=False`` where the picture is a drawing without scales, or a control chooses what an axis shows. While
-    the picture is being made a sign says so; a ValueError of ``draw`` is shown as a sentence, and the last picture
-    stays. A viewer without widgets shows the picture alone.
+    ``kind``: of the numbers, such as "modelled". Axes only ever grow, so that a moved slider moves the curve and not
+    the scale; ``hold=False`` where the picture is a drawing without scales, or a control chooses what an axis shows.
+    While the picture is being made a sign says so; a ValueError of ``draw`` is shown as a sentence, and the last
+    picture stays. A viewer without widgets shows the picture alone.
     """
 
     def __init__(self, controls: Sequence, draw: Callable[[], Figure], *, task: str = "", kind: str = "",
@@ -96,9 +96,9 @@ class Work(HBox):
 
     def __init__(self, job: Callable[["Work"], None], label: str, tooltip: str) -> None:
         self.job, self.stopped, self.thread = job, False, None
-        wide = Layout(width="auto")
-        self.start = Button(description=label, icon="play", tooltip=tooltip, layout=wide)
-        self.stop = Button(description="stop", icon="stop", tooltip="stop after the running step", disabled=True, layout=wide)
+        wide = dict(layout=Layout(width="auto"))
+        self.start = Button(description=label, icon="play", tooltip=tooltip, **wide)
+        self.stop = Button(description="stop", icon="stop", tooltip="after the running step", disabled=True, **wide)
         self.sign = HTML("")
         super().__init__([self.start, self.stop, self.sign], layout=Layout(**ROW))
         self.start.on_click(lambda _: self.begin())

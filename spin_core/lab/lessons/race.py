@@ -14,7 +14,7 @@ from spin_core.lab.bench import race as bench
 from spin_core.lab.lessons import look, pages
 from spin_core.lab.lessons.panel import Work
 from spin_core.lab.lessons.show import folder
-from spin_core.lab.results.stored import Stored, stored
+from spin_core.lab.results.stored import Stored, newest
 from spin_core.lab.results import figures
 
 TWO, THREE = (bench.PLAIN, bench.ONE), (bench.PLAIN, bench.ONE, bench.SPIN)
@@ -25,10 +25,10 @@ TASK = "Before you press play: in which words will the drafter fall behind? And 
 
 def recorded(directory: str | Path | None = None) -> Stored:
     """The newest race that ``bench race`` left in figures/data. Raises ValueError where there is none."""
-    found = sorted(stored("race", directory=directory), key=lambda one: one.origin.get("date") or "")
-    if not found:
+    found = newest("race", directory)
+    if found is None:
         raise ValueError("no race is stored: python -m spin_core bench race --json figures/data/MACHINE/race.json")
-    return found[-1]
+    return found
 
 
 def lanes(rows: Sequence[dict], names: Sequence[str] = TWO) -> list[dict]:

@@ -1,5 +1,5 @@
-"""What all widgets of all lessons have in common: a first picture that is also stored, controls that explain themselves,
-axes that hold still, and complaints in words."""
+"""What all widgets of all lessons have in common: a first picture that is also stored, controls that explain
+themselves, axes that hold still, and complaints in words."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -14,7 +13,7 @@ from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from spin_core.decompose.plan import Piece, Plan
 from spin_core.lab.lessons.look import (
-    BLUE, GREEN, GREY, INK, LIGHT, ORANGE, PURPLE, RED, SKY, WIDTH, canvas, stretch, styled, tint)
+    BLUE, GREEN, GREY, INK, LIGHT, ORANGE, PURPLE, RED, SKY, WIDTH, canvas, headline, stretch, styled, tint)
 
 REQUESTS = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED)      # colours of requests; they repeat
 TALLEST = 6.5                                           # inches, of a picture of rows
@@ -154,7 +153,7 @@ def verify_latency(by_batch: Mapping[int, Mapping[str, float]], by_skew: Mapping
     """
     high = 2 + len(elsewhere) // 2
     figure, grid = canvas(3.7 * high, high, 2, width_ratios=(1, 1.25))
-    figure.suptitle(textwrap.fill(title, 95), x=0.01, ha="left", weight="bold", size=11)
+    headline(figure, title)
     _dots(grid[0, 0], by_batch, "requests in the batch", f"measured: {here}, Alpaca-like")
     _dots(grid[0, 1], by_skew, "skew of lengths", f"measured: {here}, batch {max(by_batch)}")
     for panel, (there, skews) in zip(grid.flat[3:], elsewhere.items()):

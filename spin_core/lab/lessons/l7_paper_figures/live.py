@@ -28,8 +28,8 @@ WINDOW = 40             # steps that goodput, acceptance and shares are counted 
 ROUNDS = 10             # steps in the picture of the stages
 REDRAW = 0.4            # seconds between two pictures
 KEPT = 5                # settings in the table
-TASK = ("Start it, wait for ten seconds, then choose <i>fixed:none</i>: what does speculation gain here? Then one request "
-        "at once. Does SPIN drop a drafter when you change the texts? Compare in the table below.")
+TASK = ("Start it, wait for ten seconds, then choose <i>fixed:none</i>: what does speculation gain here? Then one "
+        "request at once. Does SPIN drop a drafter when you change the texts? Compare in the table below.")
 
 
 class Server:
@@ -111,8 +111,8 @@ def picture(server: Server) -> Figure:
     top = next(iter(numbers["served"]))
     share = numbers["served"][top] / sum(numbers["served"].values())
     return plots.dashboard(replay([e for e in steps if e.step >= late[0]]), numbers["served"],
-                           title=f"{_goodput(numbers)} with {server.settings['at_once']} requests at once (measured here); "
-                                 f"{'no drafter' if top == 'none' else top} in {share:.0%} of the verifications")
+                           title=f"{_goodput(numbers)} with {server.settings['at_once']} requests at once (measured "
+                                 f"here); {'no drafter' if top == 'none' else top} in {share:.0%} of the verifications")
 
 
 def _goodput(numbers: dict) -> str:
@@ -147,7 +147,8 @@ class Dashboard(VBox):
         self.work.sign.value = f"⏳ setting {self.controls[key].description} to {escape(str(value))} …"
         if not self.work.busy:
             self.apply()
-            self.work.sign.value, self.view.value = "stopped; the setting holds from the next start", render(self.server)
+            self.view.value = render(self.server)
+            self.work.sign.value = "stopped; the setting holds from the next start"
 
     def apply(self) -> None:
         with self.lock:
@@ -181,8 +182,8 @@ def render(server: Server) -> str:
     out = "".join(f"<div style='margin-right:34px'><div style='opacity:.7'>{name}</div><b data-number='{name}' "
                   f"style='font-size:19px'>{value}</b></div>" for name, value in tiles)
     return (f"<div style='max-width:960px;line-height:1.4'><div style='display:flex'>{out}</div>{_stages(server)}"
-            f"<div style='display:flex;flex-wrap:wrap;gap:30px;align-items:flex-start'>{_requests(server)}{_shares(numbers)}</div>"
-            f"{_history(server, numbers)}</div>")
+            "<div style='display:flex;flex-wrap:wrap;gap:30px;align-items:flex-start'>"
+            f"{_requests(server)}{_shares(numbers)}</div>{_history(server, numbers)}</div>")
 
 
 def _colours(server: Server) -> dict[str, str]:
@@ -206,9 +207,9 @@ def _stages(server: Server) -> str:
     for e in {e.step: e for e in shown}.values():
         bars.append((e.target_began, e.target_seconds + e.verify_seconds, 34, look.BLUE,
                      f"step {e.step}: the target verifies {e.batch} requests"))
-    shapes = "".join(f"<rect x='{60 + (at - begin) * scale:.1f}' y='{y}' width='{max(1.5, seconds * scale):.1f}' height='24' "
-                     f"fill='{colour}' stroke='white' stroke-width='.6'><title>{escape(text)}, {1000 * seconds:.0f} ms</title>"
-                     "</rect>" for at, seconds, y, colour, text in bars)
+    shapes = "".join(f"<rect x='{60 + (at - begin) * scale:.1f}' y='{y}' width='{max(1.5, seconds * scale):.1f}' "
+                     f"height='24' fill='{colour}' stroke='white' stroke-width='.6'><title>{escape(text)}, "
+                     f"{1000 * seconds:.0f} ms</title></rect>" for at, seconds, y, colour, text in bars)
     words = "".join(f"<text x='0' y='{y}' fill='currentColor' font-size='13'>{stage}</text>"
                     for stage, y in zip(STAGES, (21, 51)))
     return (f"<div style='opacity:.7;margin-top:8px'>the last {len(late)} steps, {1000 * (end - begin):.0f} ms</div>"

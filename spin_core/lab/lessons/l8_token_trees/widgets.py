@@ -54,7 +54,8 @@ def editor(engine: Engine, prompts: Mapping[str, str], drafters: Sequence[Sequen
     return Panel([prompt, choice, shape, heat, number, said], draw, kind="measured", hold=False,
                  task="Find a step whose path leaves the first branch. "
                  "Then a wide tree: does it bring more tokens per verification than a deep one of as many nodes?",
-                 presets={"a chain": {"shape": "1,1,1"}, "wide": {"shape": "4,1"}, "deep": {"shape": "1,1,1,1,1,1,1,1"}})
+                 presets={"a chain": {"shape": "1,1,1"}, "wide": {"shape": "4,1"},
+                          "deep": {"shape": "1,1,1,1,1,1,1,1"}})
 
 
 def stepper() -> Panel:

@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from spin_core.lab.lessons.look import (
-    BLUE, GREEN, GREY, INK, ORANGE, PUBLISHED, PURPLE, RED, SKY, bars, canvas, legend_below, logarithmic, one, styled,
-    tint)
+    BLUE, GREEN, GREY, INK, ORANGE, PUBLISHED, PURPLE, RED, SKY, bars, canvas, headline, legend_below, logarithmic, one,
+    styled, tint)
 
 SYSTEMS = {"vanilla": ORANGE, "MagicDec": SKY, "SPIRe": GREEN}
 
@@ -62,8 +62,9 @@ def roofline(passes: Mapping[str, tuple[float, float, float]], gains: Mapping[st
     longest = max(max(a, w + c) for a, w, c in passes.values()) / unit
     left.set(yticks=range(len(passes)), yticklabels=list(passes), ylim=(len(passes) - .4, -.6),
              xlim=(0, 1.18 * longest), xlabel="time, in passes of plain decoding: the longer bar counts")
-    cheapest = min(passes, key=lambda name: max(passes[name][0], sum(passes[name][1:])))
-    left.set_title(f"Cheapest pass: {cheapest}, {max(passes[cheapest][0], sum(passes[cheapest][1:])) / unit:.2f} of a plain one")
+    times = {name: max(arithmetic, weights + cache) / unit for name, (arithmetic, weights, cache) in passes.items()}
+    cheapest = min(times, key=times.get)
+    left.set_title(f"Cheapest pass: {cheapest}, {times[cheapest]:.2f} of a plain one")
     left.grid(axis="y", visible=False)
     bars(right, list(gains), list(gains.values()), [SYSTEMS[name] for name in gains])
     one(right, "x")
@@ -109,16 +110,16 @@ def ladder(published: Mapping[str, tuple[float, float]], ours: Mapping[str, floa
         panel.set(xlabel=f"{what}\n{kind}", title=f"{np.nanmin(values):.2f} to {np.nanmax(values):.2f}")
     gains = {rung: gain for rung, (_, gain) in published.items()}
     worst = min(gains, key=gains.get)
-    figure.suptitle(f"The dearest loss, {worst}: {gains[worst]:.2f} of plain decoding in place of {max(gains.values()):.2f}",
-                    x=0.01, ha="left", size=11, weight="bold")
+    headline(figure, f"The dearest loss, {worst}: {gains[worst]:.2f} of plain decoding in place of "
+                     f"{max(gains.values()):.2f}")
     return figure
 
 
 @styled
 def our_family(rows: Sequence[Mapping], batch: int, gamma: int) -> Figure:
-    """Speed-up over plain decoding of the drafters that were timed ("measured"): what the model says with the tokens per
-    verification of all texts ("modelled"), and with those of the timed run ("own"). Without any timed drafter, "modelled"
-    of all."""
+    """Speed-up over plain decoding of the drafters that were timed ("measured"): what the model says with the tokens
+    per verification of all texts ("modelled"), and with those of the timed run ("own"). Without any timed drafter,
+    "modelled" of all."""
     timed = [row for row in rows if "measured" in row]
     rows = timed or rows
     figure, panel = canvas(0.42 * len(rows) + 1.7)
@@ -139,7 +140,8 @@ def our_family(rows: Sequence[Mapping], batch: int, gamma: int) -> Figure:
         panel.set_title(f"Given the run's own tokens per verification, the model is within {off:.0%} of the clock")
     elif rows:
         best = max(rows, key=lambda row: row["modelled"])
-        panel.set_title(f"The model puts {best['drafter']} first, {best['modelled']:.2f} of plain decoding; none is timed here")
+        panel.set_title(f"The model puts {best['drafter']} first, {best['modelled']:.2f} of plain decoding; none is "
+                        "timed here")
     panel.set(yticks=y, yticklabels=[row["drafter"] for row in rows], ylim=(len(rows) - .4, -.6),
               xlabel=f"throughput over plain decoding, batch {batch}, gamma {gamma}")
     panel.grid(axis="y", visible=False)

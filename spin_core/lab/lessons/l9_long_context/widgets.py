@@ -21,8 +21,8 @@ def model(batch: int = 16, context: int = 16_384) -> Panel:
                 choices("FLOP per byte", [25, 50, 100, 200, 300, 600, 1200],
                         "what the hardware computes while it moves a byte", int(spire.HOI))]
     return Panel(controls, lambda: picture(*(c.value for c in controls)), kind="modelled",
-                 task="Where does the small drafter with a full cache win? What does a CPU, with few FLOP per byte, make "
-                 "of it?",
+                 task="Where does the small drafter with a full cache win? What does a CPU, with few FLOP per byte, "
+                 "make of it?",
                  presets={"one short chat": {"batch, requests": 1, "context, tokens": 512},
                           "many long texts": {"batch, requests": 64, "context, tokens": 16_384},
                           "a CPU": {"FLOP per byte": 25}})
