@@ -62,11 +62,11 @@ class Engine:
     it returns; a request that is cancelled in flight gives back its slot when its step lands. ``grouping`` says which
     requests share a micro-batch (:mod:`spin_core.pipeline.grouping`). ``stage_timeout``: seconds that drafting or
     verifying a micro-batch may take; a drafter that takes longer is retired, and its requests go on. "async" launches
-    a step before the host has read the last one's verdict, where the step needs nothing of it
-    (:mod:`spin_core.pipeline.asynchronous`). The pipeline changes speed, not text.
+    a step before the host has read the last verdict, where it needs nothing of it. It changes speed, not text.
 
-    ``trace_limit`` bounds the events that the trace keeps, None keeps all (:class:`spin_core.trace.Trace`).
-    ``check``: compare target and model drafters with the library's logits at load, in five short passes each.
+    ``trace_limit`` bounds the events that the trace keeps; None keeps all. ``check``: compare models with the library's
+    logits at load. ``bf16``: on a CPU, all models (True), none (False), or drafters where that is fast (None) multiply
+    in bf16; a target that does decides near-ties in its own way.
 
     All methods may be called from any thread. One step runs at a time, for the requests of all callers; one from
     within a step raises RuntimeError. ``close()``, or leaving the ``with`` block, ends the requests and threads.
@@ -80,8 +80,8 @@ class Engine:
                  record_probs: bool = False, verification: str = "auto", selector: str | Selector | None = None,
                  arms: Sequence[str] | None = None, capacities: Mapping[str, int] | None = None,
                  fast_switching: bool = True, pipeline: str | int | None = None, grouping: str = "balanced",
-                 stage_timeout: float = LIMIT, trace_limit: int | None = EVENTS,
-                 check: bool = True, record_laws: bool | None = None) -> None:
+                 stage_timeout: float = LIMIT, trace_limit: int | None = EVENTS, check: bool = True,
+                 bf16: bool | None = None, record_laws: bool | None = None) -> None:
         if drafter is not None and selector is not None:
             raise ValueError("Engine: a selector chooses drafters, drafter names one: give one of them")
         if arms is not None and (drafter is not None or isinstance(selector, Selector)):
@@ -113,7 +113,7 @@ class Engine:
         self.drafter = drafter                                          # None: the selector chooses
         self.gamma = gamma                                              # None: as many as suits the drafter
         self.target = target_runner(family, max_batch, self.max_len, family.vocab_size, verification=verification,
-                                    check=check, chunk=prefill_chunk,
+                                    check=check, chunk=prefill_chunk, bf16=bf16,
                                     keep_states=pool.layers_read(family.drafters.values()))
         self.pool = pool.DrafterPool(family, max_batch, self.max_len, self.target)
         self.trace = Trace(trace_limit)

@@ -18,7 +18,7 @@ from spin_core import distributed
 from spin_core.engine import Engine
 from spin_core.request import SamplingParams
 from spin_core.runtime.ranks import own_rank, processes
-from spin_core.select.policies import NAMES
+from spin_core.select import policies
 from spin_core.zoo import huggingface
 
 PROMPTS = [[1, 4, 9], [7], list(range(20)), [5, 5], [9, 8, 7, 6]]
@@ -27,7 +27,7 @@ MIXED = [SamplingParams(temperature=float(k > 0), top_k=k, seed=k, max_new_token
          for k in (0, 5, 9, 0, 30)]
 TREE = "tree:near,ngram:2,1"
 SETTINGS = {        # name: settings of the engine, and whether some requests sample
-    **{f"selector {name}": ({"selector": name}, False) for name in (*NAMES[:-1], "fixed:subset")},
+    **{f"selector {name}": ({"selector": name}, False) for name in (*policies.names()[:-1], "fixed:subset")},
     **{f"pipeline {p}": ({"drafter": "near", "pipeline": p}, True) for p in ("off", 1, 2, 3, "auto", "async")},
     **{f"drafter {name}": ({"drafter": name}, True)
        for name in (TREE, "subset", "none", "sparse:near:8", "ngram+near", "vote:near,subset,ngram")},

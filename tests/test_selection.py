@@ -26,11 +26,11 @@ from hypothesis import given, settings, strategies as st
 from spin_core import engine as engines
 from spin_core.draft import ModelDrafter, catchup
 from spin_core.request import FinishReason, SamplingParams
-from spin_core.select import NAMES, Choice, Selector, make
+from spin_core.select import Choice, Selector, make, names
 
 Engine = functools.partial(engines.Engine, pipeline="off")      # a step serves everybody
 POOL = ["near", "subset", "other", "short", "ngram", "ngram+near"]
-POLICIES = [name for name in NAMES if not name.startswith("fixed:")] + ["fixed:near"]
+POLICIES = [name for name in names() if not name.startswith("fixed:")] + ["fixed:near"]
 GREEDY = SamplingParams(max_new_tokens=16, stop_ids=())
 
 

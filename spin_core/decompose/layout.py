@@ -19,7 +19,6 @@ from torch import Tensor
 from spin_core.decompose.costs import Heads
 from spin_core.decompose.needs import View
 from spin_core.decompose.plan import LARGE, Plan, Pool
-from spin_core.kv.batch import RaggedBatch
 
 
 @dataclass
@@ -145,30 +144,6 @@ def _pack(pool: Pool, view: View, heads: Heads, max_len: int, dtype, device, own
     return Packed((len(pool.pieces), width, rows * heads.group), queries, out, _to(keys.ravel(), device), mask,
                   _to(np.repeat(fully_masked, heads.group, 1)[:, None], device) if fully_masked.any() else None,
                   cut, cut_pieces, _to(siblings.ravel(), device), _to(repeated, device).to(mask.dtype))
-
-
-class SlotRows:
-    """The queries of a batch as a rectangle of ``rows`` per slot of the cache, and back.
-
-    Row t of a slot is in-flight token t of its request; rows without a token repeat the batch's first one.
-    """
-
-    def __init__(self, batch: RaggedBatch, slots: int, rows: int, device: torch.device) -> None:
-        self.slots, self.rows = slots, rows
-        index = torch.zeros(slots, rows, dtype=torch.int64)             # the token that a row reads
-        place = torch.empty(len(batch.tokens), dtype=torch.int64)       # the row of a token
-        for slot, start, count in zip(batch.slots, batch.starts, batch.counts):
-            index[slot, :count] = torch.arange(start, start + count)
-            place[start:start + count] = slot * rows + torch.arange(count)
-        self.index, self.place = index.ravel().to(device), place.to(device)
-
-    def spread(self, query: Tensor) -> Tensor:
-        """``[heads, N, head_dim]`` -> ``[slots, heads, rows, head_dim]``."""
-        return query.index_select(1, self.index).unflatten(1, (self.slots, self.rows)).transpose(0, 1)
-
-    def collect(self, out: Tensor) -> Tensor:
-        """``[slots, heads, rows, head_dim]`` -> ``[N, heads, head_dim]``."""
-        return out.transpose(1, 2).flatten(0, 1).index_select(0, self.place)
 
 
 def _tail(view: View, b: int, group: int, dtype, device) -> Tensor | None:

@@ -9,25 +9,16 @@ import torch
 from spin_core.decompose.attend import TorchStep, Workspace
 from spin_core.decompose.calibrate import measured
 from spin_core.decompose.costs import Costs, Heads
-from spin_core.decompose.flex import FlexStep
 from spin_core.decompose.needs import Sight, View
 from spin_core.decompose.plan import LARGE, STRATEGIES, Plan, plan
-from spin_core.decompose.steps import step_class
+from spin_core.decompose.steps import KernelStep, step_class
 from spin_core.kv.batch import RaggedBatch
 from spin_core.kv.cache import SlotCache
-
-WAYS = (*STRATEGIES, "flex")        # the last needs no plan: its kernel skips blocks that no query sees
-
-
-def check_name(strategy: str) -> None:
-    """Raise ValueError for a strategy that is not known."""
-    if strategy not in WAYS:
-        raise ValueError(f"unknown verification strategy {strategy!r}; known: {', '.join(WAYS)}")
 
 
 class Attention:
     """Plans and runs the attention over one cache by the strategy of that name (see :func:`plan`), or by "flex",
-    today's kernel without padding (:mod:`spin_core.decompose.flex`).
+    today's kernel without padding (:mod:`spin_core.lab.rivals`).
 
     All strategies give the same result up to the rounding of sums. Costs are measured when the first batch comes
     for which they matter. ``layer`` is one of those whose shape the steps are made for: keys and values of two widths
@@ -35,7 +26,6 @@ class Attention:
     """
 
     def __init__(self, strategy: str, num_heads: int, cache: SlotCache, layer: int = 0) -> None:
-        check_name(strategy)
         self.strategy, self.cache, self.layer = strategy, cache, layer
         self.width: int | None = None       # of pieces; None: the cheapest
         kv = cache.k[layer].shape[1]
@@ -45,23 +35,24 @@ class Attention:
         k, v = cache.k[layer], cache.v[layer]
         uneven = strategy == "flex" and k.is_cuda and k.shape[3] != v.shape[3]
         self.cls = TorchStep if uneven else step_class(strategy, cache)
+        self.in_place = self.cls is KernelStep and KernelStep is not TorchStep     # its kernels read pieces where they are
 
     def plan(self, lengths: list[int], q_lens: list[int]) -> Plan:
         """The plan for one step: ``lengths`` are keys per request, in-flight tokens included."""
-        if self.cls not in (TorchStep, FlexStep):   # pieces are read in place, all at once: none stays unpooled
+        if self.in_place:   # pieces are read in place, all at once: none stays unpooled
             return plan(lengths, q_lens, "decomposed", costs=None if self.width else self.costs(), width=self.width,
                         max_len=self.cache.max_len)
         # a single request needs no pool, whatever the device charges
         matters = sum(0 < q <= LARGE for q in q_lens) > (self.strategy == "auto")
         weigh = matters and self.strategy in ("auto", "decomposed") and not self.width
-        return plan(lengths, q_lens, "per-request" if self.strategy == "flex" else self.strategy,
+        return plan(lengths, q_lens, self.strategy if self.strategy in STRATEGIES else "per-request",
                     costs=self.costs() if weigh else None, width=self.width, max_len=self.cache.max_len)
 
     def ways(self, width: int) -> dict[str, "Attention"]:
         """By name, attention in each way that this one may choose, without measuring: pieces have ``width`` keys."""
         names = ("per-request", "grouped", "decomposed") if self.strategy == "auto" else (self.strategy,)
         ways = {}
-        for name in names if self.cls in (TorchStep, FlexStep) else ("decomposed",):
+        for name in ("decomposed",) if self.in_place else names:
             ways[name] = copy.copy(self)
             ways[name].strategy, ways[name].width = name, width
         return ways

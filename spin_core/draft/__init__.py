@@ -2,7 +2,7 @@
 
 Begin with ``base`` (the contract: :class:`Draft` and :class:`Drafter`), ``reference`` (drafting in its textbook form),
 ``ngram`` and ``model``. Then: ``fed`` and ``sparse`` (a model on the target's states, on a part of the cache),
-``table``, ``composite`` and ``vote`` (several drafters in one), ``tree``, ``shape``, ``grow``, ``trees`` (token trees).
+``table`` and ``composite`` (two drafters in one), ``tree``, ``shape``, ``grow``, ``trees`` (token trees).
 To add a drafter, write a file with a subclass of Drafter and a ``from_name``, and list it in ``pool``.
 """
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from spin_core.draft.base import CaughtUp, Drafter, never_stopped
 from spin_core.request import Request
+from spin_core.runtime.linear import has_bf16
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,12 @@ class BuildContext:
     def check(self) -> bool:
         """Whether models are compared with the library's logits when they are loaded; drafters as the target."""
         return getattr(self.target, "check", True)
+
+    @property
+    def bf16(self) -> bool:
+        """Whether model drafters multiply in bf16: as the target was told, or where the CPU is made for it."""
+        told = getattr(self.target, "bf16", None)
+        return has_bf16() if told is None else told
 
 
 class EnsembleDrafter(Drafter):

@@ -26,8 +26,8 @@ class FedDrafter(ModelDrafter):
     """
 
     def __init__(self, source, slots: int, max_len: int, vocab_size: int | None, target: ModelRunner,
-                 window: Window | None = None) -> None:
-        super().__init__(source, slots, max_len, vocab_size, keep_states=True, window=window)
+                 window: Window | None = None, bf16: bool = False) -> None:
+        super().__init__(source, slots, max_len, vocab_size, keep_states=True, window=window, bf16=bf16)
         self.target = target
         self.first = source.model.first
         # the last state stands first in the target's states, then the inputs of layers
@@ -78,4 +78,4 @@ class FedDrafter(ModelDrafter):
 def from_name(name: str, context: BuildContext) -> Drafter | None:
     """The drafter of a fed model of the family, if ``name`` is one's, else None."""
     source = context.family.drafters.get(name)
-    return FedDrafter(source, *context.size, context.target) if is_fed(source) else None
+    return FedDrafter(source, *context.size, context.target, bf16=context.bf16) if is_fed(source) else None

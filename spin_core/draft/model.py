@@ -25,7 +25,7 @@ class ModelDrafter(Drafter):
     requests draw from q under their own temperature and filters, and hand exactly that q to the verifier; greedy
     requests propose the argmax, which is one-hot. ``window``: what its attention sees and its cache holds; None means
     the window that it was trained with, or all of the text. With a window it drafts at most ``AHEAD`` tokens.
-    ``check``: see :class:`ModelRunner`.
+    ``check``, ``bf16``: see :class:`ModelRunner`.
     ``first``: how many tokens at the start of each text it never reads; entry i of its cache is token ``first + i``.
     :func:`spin_core.draft.reference.draft` is the same for one request, in ten lines.
     """
@@ -33,12 +33,14 @@ class ModelDrafter(Drafter):
     first = 0
 
     def __init__(self, source, slots: int, max_len: int, vocab_size: int | None = None,
-                 keep_states: bool = False, window: Window | None = None, check: bool = True) -> None:
+                 keep_states: bool = False, window: Window | None = None, check: bool = True,
+                 bf16: bool = False) -> None:
         self.name, self.ids = source.name, source.ids
         self.max_context = min(max_len, source.max_context)
         self.runner = ModelRunner(source.model, slots, self.max_context,
                                   vocab_size if source.ids is None else len(source.ids), keep_states,
-                                  window=window or _trained_window(source.model), check=check, chunk=CHUNK)
+                                  window=window or _trained_window(source.model), check=check, chunk=CHUNK,
+                                  bf16=bf16)
 
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
         if self.runner.window:
@@ -171,4 +173,4 @@ def _trained_window(model) -> Window | None:
 def from_name(name: str, context: BuildContext) -> Drafter | None:
     """The drafter of the model ``name`` of the family, else None; tables and fed models were asked before."""
     source = context.family.drafters.get(name)
-    return ModelDrafter(source, *context.size, check=context.check) if source is not None else None
+    return ModelDrafter(source, *context.size, check=context.check, bf16=context.bf16) if source is not None else None

@@ -10,14 +10,15 @@ import threading
 import warnings
 from collections.abc import Callable
 
-from spin_core.draft import base, composite, fed, model, ngram, remote, sparse, table, trees, vote
+from spin_core.draft import base, composite, fed, model, ngram, remote, sparse, table, trees
 from spin_core.draft.base import Drafter, NullDrafter
 from spin_core.draft.build import BuildContext
 from spin_core.draft.composite import COMPOSED_NGRAM
+from spin_core.names import load_rivals
 from spin_core.runtime import ModelRunner
 from spin_core.zoo.fed import is_fed, layers_read
 
-KINDS = (base, remote, ngram, table, fed, model, sparse, trees, vote, composite)    # in this order; "+" last
+KINDS = [base, remote, ngram, table, fed, model, sparse, trees, composite]      # asked in this order
 __all__ = ["COMPOSED_NGRAM", "DrafterPool", "build", "is_fed", "layers_read", "make_context", "names"]
 
 
@@ -86,10 +87,16 @@ def build(name: str, family, slots: int, max_len: int, target: ModelRunner) -> D
 
 def make_context(family, slots: int, max_len: int, target: ModelRunner) -> BuildContext:
     """What :data:`KINDS` build drafters for."""
+    def first_found(name: str) -> Drafter | None:
+        return next(filter(None, (kind.from_name(name, context) for kind in KINDS)), None)
+
     def build_one(name: str) -> Drafter:
-        for kind in KINDS:
-            if drafter := kind.from_name(name, context):
-                return drafter
+        drafter = first_found(name)
+        if drafter is None:
+            load_rivals()
+            drafter = first_found(name)
+        if drafter is not None:
+            return drafter
         raise ValueError(f"unknown drafter {name!r}; known: {', '.join(names(family))}")
 
     context = BuildContext(family, slots, max_len, target, build_one)

@@ -35,8 +35,8 @@ class SelfDrafter(ModelDrafter):
     """
 
     def __init__(self, source, slots: int, max_len: int, vocab_size: int | None, target: ModelRunner,
-                 window: Window) -> None:
-        super().__init__(source, slots, max_len, vocab_size, window=window)
+                 window: Window, bf16: bool = False) -> None:
+        super().__init__(source, slots, max_len, vocab_size, window=window, bf16=bf16)
         self.target = target
 
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
@@ -66,11 +66,11 @@ def from_name(name: str, context: BuildContext) -> Drafter | None:
             raise ValueError(f"{name!r} drafts with the target, which is spread over {parts_of(family.target)} "
                              "processes")
         source = DraftModel(name, family.target, None, family.max_context)
-        return SelfDrafter(source, *context.size, context.target, window)
+        return SelfDrafter(source, *context.size, context.target, window, context.bf16)
     models = {n: d for n, d in family.drafters.items() if not isinstance(d, DraftTable)}
     if inner not in models:
         raise ValueError(f"{name!r}: no model {inner!r} to draft with a sparse cache; there are {', '.join(models)}, "
                          "and the target")
     source = replace(models[inner], name=name)
-    return FedDrafter(source, *context.size, context.target, window) if is_fed(source) else \
-        ModelDrafter(source, *context.size, window=window)
+    return FedDrafter(source, *context.size, context.target, window, context.bf16) if is_fed(source) else \
+        ModelDrafter(source, *context.size, window=window, bf16=context.bf16)

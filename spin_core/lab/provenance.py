@@ -33,6 +33,7 @@ def here() -> dict[str, Any]:
       different processors one name (None where the system does not tell); ``cores``: how many this process may
       use; ``threads``: how many torch uses in one operation, ``threads_set``: what the environment says of them, and
       whether we or the user set it (:mod:`spin_core.threads`); ``memory_gib``: main memory;
+    - ``bf16_drafts`` whether drafters multiply in bf16 here unless an engine is told otherwise;
     - ``gpu``      name of the first CUDA device and the CUDA version that torch was built with, or None;
     - ``versions`` of Python and of every package in `PACKAGES`, None where one is not installed;
     - ``commit``   git commit of the checkout when this module was imported, with ``-dirty`` when the code differed
@@ -41,10 +42,13 @@ def here() -> dict[str, Any]:
     """
     import torch
 
+    from spin_core.runtime.linear import has_bf16
+
     return {
         **_hardware(),
         "threads": torch.get_num_threads(),
         "threads_set": threads.setting(),
+        "bf16_drafts": has_bf16(),
         "versions": {"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
         "commit": STARTED_FROM,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),

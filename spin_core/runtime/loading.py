@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from spin_core.decompose.needs import LayerNeeds
-from spin_core.decompose.strategies import Attention, check_name
+from spin_core.decompose.steps import check_name
+from spin_core.decompose.strategies import Attention
 from spin_core.kv.batch import RaggedBatch
 from spin_core.kv.cache import SlotCache
 from spin_core.kv.ring import RingCache, Window

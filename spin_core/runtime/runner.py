@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from spin_core.kv.batch import RaggedBatch
 from spin_core.kv.compact import compact
 from spin_core.kv.ring import Window
+from spin_core.runtime.linear import round_products
 from spin_core.runtime.loading import DRAFT, prepare
 from spin_core.runtime.parts import in_parts
 from spin_core.runtime.states import record_states
@@ -34,7 +35,8 @@ class ModelRunner:
     of the library, one of ours over a prompt, and one for each strategy that "auto" chooses from.
 
     Layers with a window keep no more than window + ``chunk`` + 64 tokens (:class:`SlotCache`), and read no more than
-    chunk + 64 of a request at once; a longer chain is read in parts.
+    chunk + 64 of a request at once; a longer chain is read in parts. ``bf16``: products of an fp32 model on a CPU are
+    rounded to bf16 (:mod:`spin_core.runtime.linear`), after the check.
 
     Raises NotImplementedError, at once, for a model that cannot run in either way (recurrent layers), or whose logits
     differ from the library's by more than rounding.
@@ -42,12 +44,15 @@ class ModelRunner:
 
     def __init__(self, model: PreTrainedModel, slots: int, max_len: int, vocab_size: int | None = None,
                  keep_states: bool | tuple[int, ...] = False, verification: str = "auto",
-                 window: Window | None = None, check: bool = True, chunk: int = 512) -> None:
+                 window: Window | None = None, check: bool = True, chunk: int = 512, bf16: bool | None = None) -> None:
         self.window, self.vocab_size, self.device, self.check = window, vocab_size, model.device, check
+        self.bf16 = bf16
         self.graphs = None          # see spin_core.runtime.graphs
         self.states: Tensor | None = None
         ready = prepare(model, slots, max_len, verification, window, keep_states, check, chunk)
         self.ready, self.model, self.cache = ready, ready.model, ready.cache
+        if bf16:
+            round_products(self.model)
         if keep_states:
             self.keep_layers = () if keep_states is True else tuple(layer for layer in keep_states if layer >= 0)
             self.states = record_states(self.model, slots, max_len, self.keep_layers)

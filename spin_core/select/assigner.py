@@ -24,7 +24,7 @@ from spin_core.draft.pool import DrafterPool
 from spin_core.request import Request, check_whole
 from spin_core.select.base import NONE, Choice, Outcome, RequestView, Scored, Selector
 from spin_core.select.costs import AffineCost, shares
-from spin_core.select.policies import make
+from spin_core.select.policies import find, make
 from spin_core.trace import Event, Trace
 
 DEFAULT_GAMMA = 4           # drafted tokens per step, unless a number is given
@@ -328,7 +328,7 @@ def make_selector(selector: Selector | str | None, arms: Sequence[str] | None, g
         if gamma is not None:
             check_whole("Engine: with a selector, gamma", gamma, 1)
             options["gamma"] = gamma
-        elif selector not in ("spin-full", "minions"):          # which choose lengths themselves
+        elif not find(selector).own_lengths:
             options["gamma"] = {name: usual(name) for name in arms}
         if selector == "spin":
             options |= {"shorten": gamma is None, "own_devices": _own_devices(arms, family, drafters)}

@@ -112,6 +112,7 @@ class Selector(ABC):
     """
 
     unit = "tokens/s"                                   # of what `beliefs` returns
+    own_lengths = False                                 # True: it chooses how many tokens to draft, up to gamma
     slot: tuple[int, int, int, int] | None = None       # of a policy with epochs: see spin_core.lab.explain
 
     def __init__(self, arms: Sequence[str], *, gamma: int | Mapping[str, int] = 4, seed: int = 0) -> None:

@@ -41,23 +41,6 @@ class Greedy(Selector):
         self.ledger.close(request)
 
 
-class EpsilonGreedy(Greedy):
-    """Greedy, but with probability ``epsilon`` a request's step goes to a random drafter."""
-
-    def __init__(self, arms: Sequence[str], *, epsilon: float = 0.1, **options) -> None:
-        super().__init__(arms, **options)
-        if not 0 <= epsilon <= 1:
-            raise ValueError(f"epsilon-greedy: epsilon must be in 0 .. 1, got {epsilon}")
-        self.epsilon = epsilon
-
-    def weights(self, views: Sequence[RequestView]) -> ndarray:
-        weights = super().weights(views)
-        rows = np.flatnonzero(self.rng.random(len(views)) < self.epsilon)
-        if len(rows):
-            weights[rows] = drawn_first(weights[rows], np.zeros((len(rows), 1)), self.none, self.rng)
-        return weights
-
-
 def untried_first(rates: ndarray, rng: np.random.Generator) -> ndarray:
     """``rates [B, arms]`` as finite weights: untried (infinite) arms above all others, in random order."""
     untried = np.isinf(rates)

@@ -1,22 +1,31 @@
-"""Every policy by its name."""
+"""Policies by their names."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from spin_core.names import load_rivals
 from spin_core.select.base import Selector
-from spin_core.select.greedy import EpsilonGreedy, Greedy
-from spin_core.select.hedge import Hedge
-from spin_core.select.minions import Minions
-from spin_core.select.rivals import EXP3, UCB, Fixed, Random, Thompson
+from spin_core.select.greedy import Greedy
 from spin_core.select.spin import Spin
-from spin_core.select.spin_full import SpinFull
 
-_POLICIES: dict[str, type[Selector]] = {
-    "spin": Spin, "spin-full": SpinFull, "random": Random,
-    "greedy": Greedy, "epsilon-greedy": EpsilonGreedy, "ucb": UCB, "exp3": EXP3,
-    "thompson": Thompson, "hedge": Hedge, "minions": Minions}
-NAMES = (*_POLICIES, "fixed:ARM")
+POLICIES: dict[str, type[Selector]] = {"spin": Spin, "greedy": Greedy}      # and SPIN's other rivals, once loaded
+
+
+def names() -> tuple[str, ...]:
+    """Every name that :func:`make` knows."""
+    load_rivals()
+    return *(name for name in POLICIES if name != "fixed"), "fixed:ARM"
+
+
+def find(name: str) -> type[Selector]:
+    """The class of the policy ``name``. Raises ValueError for an unknown name."""
+    kind, colon, _ = name.partition(":")
+    if kind not in POLICIES:
+        load_rivals()
+    if kind not in POLICIES or bool(colon) != (kind == "fixed"):
+        raise ValueError(f"unknown selection policy {name!r}; known: {', '.join(names())}")
+    return POLICIES[kind]
 
 
 def make(name: str, arms: Sequence[str], **options) -> Selector:
@@ -24,8 +33,5 @@ def make(name: str, arms: Sequence[str], **options) -> Selector:
 
     Raises ValueError for an unknown name, TypeError for an option that the policy does not have.
     """
-    if name.startswith("fixed:"):
-        return Fixed(arms, name.removeprefix("fixed:"), **options)
-    if name not in _POLICIES:
-        raise ValueError(f"unknown selection policy {name!r}; known: {', '.join(NAMES)}")
-    return _POLICIES[name](arms, **options)
+    _, colon, arm = name.partition(":")
+    return find(name)(arms, *([arm] if colon else []), **options)

@@ -22,10 +22,8 @@ import torch
 from spin_core.files import cache_dir
 
 from . import compat, huggingface, pruned, speculators, table, weights
-from .cachedir import CorruptFileError, FetchError
+from .install import BUILTIN, CachedFile, CorruptFileError, FetchError, builtin, ensure, fetch, verify
 from .family import DraftModel, Family
-from .install import CachedFile, ensure, fetch, verify
-from .registry import BUILTIN, builtin
 from .table import DraftTable
 
 if TYPE_CHECKING:

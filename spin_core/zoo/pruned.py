@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from .cachedir import CorruptFileError, sha256
+from .install import CorruptFileError, sha256
 from .family import DraftModel
 from .weights import assign, read
 

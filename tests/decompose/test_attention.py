@@ -13,7 +13,8 @@ from spin_core.decompose.attend import Workspace
 from spin_core.decompose.needs import Sight, View
 from spin_core.decompose.plan import LARGE, Piece
 from spin_core.decompose.reference import attend_piece, attend_request, merge
-from spin_core.decompose.strategies import WAYS, Attention, step_class
+from spin_core.decompose.steps import NAMES as WAYS, step_class
+from spin_core.decompose.strategies import Attention
 
 TIGHT = dict(rtol=1e-12, atol=1e-12)
 

@@ -7,7 +7,7 @@ import tiny
 from ragged_cases import COSTS
 
 from spin_core.decompose import STRATEGIES
-from spin_core.decompose.strategies import WAYS
+from spin_core.decompose.steps import NAMES as WAYS
 from spin_core.engine import Engine
 from spin_core.request import SamplingParams
 

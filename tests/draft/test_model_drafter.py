@@ -7,8 +7,10 @@ import tiny
 import torch
 from hypothesis import given, settings, strategies as st
 
-from spin_core.draft import Draft, ModelDrafter
+from spin_core.draft import Draft, ModelDrafter, build
+from spin_core.engine import Engine
 from spin_core.request import Request, SamplingParams
+from spin_core.runtime.linear import can_pack
 from spin_core.sampling import SamplingBatch, probabilities
 
 SLOTS = 4
@@ -173,3 +175,22 @@ def test_a_drafter_that_stops_making_sense_drafts_less():
 def test_its_context_is_the_smaller_of_its_own_and_the_engines():
     assert drafter("short").max_context == 20 and drafter("short").runner.cache.max_len == 20
     assert ModelDrafter(tiny.family().drafters["near"], 2, 30).max_context == 30
+
+
+def rounded(runner) -> set[bool]:
+    return {product.bf16 for layer in runner.model.model.layers for product in vars(layer)["forward"].products}
+
+
+@pytest.mark.skipif(not can_pack(torch.empty(1)), reason="this torch has no packed products")
+@pytest.mark.parametrize("told, fast, drafts", [(None, True, True), (None, False, False), (True, False, True),
+                                                (False, True, False)])
+def test_drafters_multiply_in_bf16_where_the_cpu_is_made_for_it_or_the_engine_is_told(monkeypatch, told, fast, drafts):
+    monkeypatch.setattr(build, "has_bf16", lambda: fast)
+    family = tiny.family(torch.float32)
+    with Engine(family, "near", bf16=told) as engine, Engine(family, "none", bf16=False) as plain:
+        assert rounded(engine.target) == {told is True}
+        assert rounded(engine.get_drafter("near").runner) == {drafts}
+        if told is not True:        # whatever drafts in whatever precision, greedy text is the target's
+            prompts, params = [[1, 2, 3], [4, 5]], SamplingParams(max_new_tokens=12)
+            assert [r.output_ids for r in engine.generate(prompts, params)] == \
+                [r.output_ids for r in plain.generate(prompts, params)]

@@ -17,7 +17,7 @@ from spin_core.draft.grow import Grown
 from spin_core.draft.shape import Shape, expansion, parse
 from spin_core.draft.tree import depths
 from spin_core.draft.trees import merge
-from spin_core.draft.vote import VoteDrafter
+from spin_core.lab.rivals.vote import VoteDrafter
 from spin_core.lab.simulate.best_shape import best_shape
 from spin_core.engine import Engine
 from spin_core.request import Request, SamplingParams

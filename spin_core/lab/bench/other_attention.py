@@ -5,7 +5,7 @@
 
 They have the interface of a step, but the engine does not offer them. The first multiplies what lies behind a
 request's end by zero, so a NaN left there would spread; the second wants the keys of all requests packed, which a slot
-cache does not keep. Chains only, no trees. The engine's own kernel without padding is :mod:`spin_core.decompose.flex`.
+cache does not keep. Chains only, no trees. The engine's own kernel without padding is :mod:`spin_core.lab.rivals.flex`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spin_core.decompose.layout import SlotRows
+from spin_core.lab.rivals.flex import SlotRows
 from spin_core.kv.batch import RaggedBatch
 from spin_core.kv.cache import SlotCache
 

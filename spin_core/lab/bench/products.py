@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from spin_core.lab.bench import Bar, Report, positive
 from spin_core.lab.bench.timing import interleaved
 from spin_core.runtime import ModelRunner
-from spin_core.runtime.linear import can_pack, PackedLinear
+from spin_core.runtime.linear import PackedLinear, can_pack, round_products
 
-DESCRIPTION = "matrix products of 1 to 40 rows, plain and packed, and the target's forward pass over them"
+DESCRIPTION = "matrix products of 1 to 40 rows, plain, packed and in bf16, and the target's forward pass over them"
 ROWS = (1, 2, 3, 5, 8, 16, 40)
 
 
@@ -27,33 +27,39 @@ def run(args) -> Report:
     layers = [m for m in family.target.model.modules() if type(m) is torch.nn.Linear]
     packable = can_pack(layers[0].weight)
     packed = [PackedLinear(layer) for layer in layers] if packable else []
-    runner = ModelRunner(family.target, 1, args.context + max(ROWS))
-    runner.forward([0], [args.context], torch.randint(family.vocab_size, (args.context,)), [0])
+    rounded = torch.nn.ModuleList(PackedLinear(layer) for layer in layers) if packable else []
+    if packable:
+        round_products(rounded)
+    runners = {bf16: ModelRunner(family.target, 1, args.context + max(ROWS), bf16=bf16) for bf16 in (False, True)}
+    for runner in runners.values():
+        runner.forward([0], [args.context], torch.randint(family.vocab_size, (args.context,)), [0])
 
     def plain(rows: int) -> None:
         for layer, x in zip(layers, inputs[rows]):
             F.linear(x, layer.weight)
 
-    def with_packed(rows: int) -> None:
+    def with_packed(rows: int, packed=packed) -> None:
         for layer, x in zip(packed, inputs[rows]):
             layer(x)
 
-    def forward(rows: int) -> None:
-        runner.forward([0], [rows], torch.randint(family.vocab_size, (rows,)), list(range(rows)))
-        runner.cache.truncate(0, args.context)
+    def forward(rows: int, bf16: bool = False) -> None:
+        runners[bf16].forward([0], [rows], torch.randint(family.vocab_size, (rows,)), list(range(rows)))
+        runners[bf16].cache.truncate(0, args.context)
 
+    kinds = {"plain": plain, "packed": with_packed, "bf16": lambda rows: with_packed(rows, rounded), "forward": forward,
+             "forward_bf16": lambda rows: forward(rows, True)}
     inputs = {r: [torch.randn(r, layer.in_features) for layer in layers] for r in ROWS}
     work = {(what, r): (lambda f=f, r=r: f(r)) for r in ROWS
-            for what, f in (("plain", plain), ("packed", with_packed), ("forward", forward))}
+            for what, f in kinds.items()}
     with torch.inference_mode():
         times = interleaved(work, args.repeats)
     megabytes = sum(layer.weight.numel() for layer in layers) * 4 / 1e6
-    rows = [{"rows": r, "plain_ms": times["plain", r] * 1e3,
-             "packed_ms": times["packed", r] * 1e3 if packable else None, "forward_ms": times["forward", r] * 1e3,
+    rows = [{"rows": r, **{f"{what}_ms": times[what, r] * 1e3 if packable or what in ("plain", "forward") else None
+                           for what in kinds},
              "forward_vs_one_row": times["forward", r] / times["forward", 1]} for r in ROWS]
     return Report("products", rows, [Bar("forward pass of 5 rows over 1 row, batch 1",
                                          times["forward", 5] / times["forward", 1], "<= 1.35")],
                   [f"products of all {len(layers)} linear layers of the target but its head, {megabytes:.0f} MB of "
-                   "fp32 weights",
+                   "fp32 weights (packed: the same; bf16: half of it)",
                    f"forward: the whole target with {args.context} cached tokens and logits for every row",
                    *([] if packable else ["this machine has no packed products: plain ones are used throughout"])])

@@ -12,6 +12,7 @@ from spin_core.draft import Drafter, FedModel
 from spin_core.lab.simulate.recording import MAX_GAMMA, Passes
 from spin_core.request import Request, SamplingParams
 from spin_core.runtime import ModelRunner
+from spin_core.runtime.linear import has_bf16
 
 # rows of a pass, and the slots they are spread over: one row each, a draft each, or a prompt
 TARGET_ROWS = ((1, 1), (2, 2), (4, 4), (8, 8), (16, 8), (24, 8), (32, 8), (48, 8), (72, 8))
@@ -65,7 +66,7 @@ def timings(family, models: list[str], lookups: dict[str, Drafter], repeats: int
         def feed(rows: int, model=source.model, fed=fed) -> dict:
             return {"states": model.fed(torch.zeros(1, rows, hidden * len(model.layers_read)))} if fed else {}
 
-        add(name, ModelRunner(source.model, slots, room, keep_states=fed), draft_rows, feed, slots)
+        add(name, ModelRunner(source.model, slots, room, keep_states=fed, bf16=has_bf16()), draft_rows, feed, slots)
     for name, drafter in lookups.items():
         for batch in (1, 8):
             requests = [Request(tokens[:context].tolist(), SamplingParams(), slot=slot) for slot in range(batch)]

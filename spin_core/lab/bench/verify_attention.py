@@ -14,7 +14,8 @@ from spin_core.decompose.calibrate import timed
 from spin_core.decompose.costs import Heads
 from spin_core.lab.bench.other_attention import PaddedView, VarlenStep
 from spin_core.lab.bench.timing import interleaved
-from spin_core.decompose.strategies import WAYS, Attention, step_class
+from spin_core.decompose.steps import NAMES, step_class
+from spin_core.decompose.strategies import Attention
 from spin_core.kv.batch import RaggedBatch
 from spin_core.kv.cache import SlotCache
 
@@ -112,7 +113,7 @@ def _case(keys: list[int], queries: int, heads: Heads, dim: int, dtype, device, 
     # token by token, as a model's projection leaves it
     query = torch.randn(batch_size * queries, heads.kv * heads.group, dim, dtype=dtype, device=device).transpose(0, 1)
     workspace, steps, of = Workspace(), {}, {}
-    names = WAYS if device.type == "cuda" else STRATEGIES           # on a CPU flex computes all and masks
+    names = NAMES if device.type == "cuda" else STRATEGIES           # on a CPU flex computes all and masks
     for name in names:
         attention = Attention(name, heads.kv * heads.group, cache)
         made = attention.plan(keys, batch.counts)

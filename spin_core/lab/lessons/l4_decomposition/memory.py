@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from spin_core.decompose.attend import Workspace
 from spin_core.decompose.costs import Costs, Heads
 from spin_core.decompose.plan import plan
-from spin_core.decompose.strategies import step_class
+from spin_core.decompose.steps import step_class
 from spin_core.kv.batch import RaggedBatch
 from spin_core.kv.cache import SlotCache
 from spin_core.lab.bench.other_attention import PaddedView

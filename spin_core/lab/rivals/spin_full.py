@@ -1,7 +1,7 @@
 """Selection beyond the paper: full information, a shared prior, and draft positions that compete for a budget.
 
 SPIN's bandit learns one number per request and drafter. This policy keeps a survival model of drafts
-(:mod:`spin_core.select.survival`) and a model of the seconds of passes (:class:`spin_core.select.costs.AffineCost`),
+(:mod:`spin_core.lab.rivals.survival`) and a model of the seconds of passes (:class:`spin_core.select.costs.AffineCost`),
 both learned while serving, and maximises the tokens per second of the *whole batch*:
 
 * drafters. A drafter's pass costs much the same for one request as for many. So all sets of drafters are compared, each
@@ -24,7 +24,7 @@ from numpy import ndarray
 
 from spin_core.select.base import NONE, Outcome, Scored, RequestView, Selector
 from spin_core.select.costs import AffineCost
-from spin_core.select.survival import Survival
+from spin_core.lab.rivals.survival import Survival
 
 PROBE_AFTER = 8     # tokens after which other drafters are first probed
 P_BETTER = 0.16     # the probability that a drafter is better than one standard deviation above its estimate
@@ -34,13 +34,14 @@ MAX_DRAFTERS = 3    # in one step: each costs a pass of its own
 class SpinFull(Selector):
     """SPIN with full information.
 
-    ``kappa``: the first guess of the shrinkage (:mod:`spin_core.select.survival`). ``memory``: drafts after which
+    ``kappa``: the first guess of the shrinkage (:mod:`spin_core.lab.rivals.survival`). ``memory``: drafts after which
     what was learned about a drafter has faded to 1/e. ``optimism``: probing assumes a frailty so many standard
     deviations below its mean. ``cost``: seconds of the target's pass by numbers of rows (an array), if profiled; None:
     a line, learned while serving. ``gamma`` bounds the lengths.
     """
 
     unit = "tokens a step, net of the time they take"
+    own_lengths = True
 
     def __init__(self, arms: Sequence[str], *, gamma: int = 8, kappa: float = 8.0, memory: float = 2000.0,
                  optimism: float = 1.0, cost: Callable | None = None, **options) -> None:

@@ -8,7 +8,7 @@ import pytest
 from spin_core.select import Outcome, RequestView, make
 from spin_core.lab.simulate.recording import Passes
 from spin_core.select.schedule import Epochs
-from spin_core.select.survival import Survival
+from spin_core.lab.rivals.survival import Survival
 
 
 def teach(survival: Survival, chance, rounds: int = 3000, gamma: int = 4, seed: int = 0) -> None:

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy import ndarray
 
+from spin_core.lab.rivals.bandits import Fixed
+from spin_core.lab.rivals.survival import Survival
 from spin_core.select.base import NONE, Outcome, RequestView
 from spin_core.select.costs import AffineCost
-from spin_core.select.rivals import Fixed
-from spin_core.select.survival import Survival
+
 
 LONGEST = 8
 
@@ -26,6 +27,8 @@ class Minions(Fixed):
 
     ``gamma``: the longest drafts.
     """
+
+    own_lengths = True
 
     def __init__(self, arms: Sequence[str], arm: str | None = None, *, gamma=LONGEST, **options) -> None:
         voting = [name for name in arms if name.startswith("vote")]

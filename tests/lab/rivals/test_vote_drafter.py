@@ -9,11 +9,11 @@ import pytest
 import tiny
 from hypothesis import given, settings, strategies as st
 
-from spin_core.draft.vote import LEAST, reweigh, walk
+from spin_core.lab.rivals.vote import LEAST, reweigh, walk
 from spin_core.engine import Engine
 from spin_core.request import Request, SamplingParams
 from spin_core.select import Outcome, RequestView, make
-from spin_core.select.minions import LONGEST
+from spin_core.lab.rivals.minions import LONGEST
 
 PROMPTS = ["abc", "bdfhjlnprt", "ababab", "e"]
 VOTE = "vote:near,subset,other,ngram"

@@ -1,7 +1,7 @@
 """The policies that SPIN is compared with: one drafter for all, a random one, and the classic bandits.
 
-Every policy is a matrix of weights (:mod:`spin_core.select.base`); greedy and epsilon-greedy, the paper's own
-rivals, have a file of their own (:mod:`spin_core.select.greedy`), because SPIN builds on them.
+Every policy is a matrix of weights (:mod:`spin_core.select.base`). Greedy, the paper's own rival, is in the system
+(:mod:`spin_core.select.greedy`), because SPIN builds on it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from numpy import ndarray
 
 from spin_core.select.base import NONE, Outcome, RequestView, Selector
-from spin_core.select.greedy import Greedy, untried_first
+from spin_core.select.greedy import Greedy, drawn_first, untried_first
 from spin_core.select.ledger import Ledger
 
 
@@ -41,6 +41,23 @@ class Random(Selector):
 
     def weights(self, views: Sequence[RequestView]) -> ndarray:
         return self.rng.random((len(views), len(self.arms)))
+
+
+class EpsilonGreedy(Greedy):
+    """Greedy, but with probability ``epsilon`` a request's step goes to a random drafter."""
+
+    def __init__(self, arms: Sequence[str], *, epsilon: float = 0.1, **options) -> None:
+        super().__init__(arms, **options)
+        if not 0 <= epsilon <= 1:
+            raise ValueError(f"epsilon-greedy: epsilon must be in 0 .. 1, got {epsilon}")
+        self.epsilon = epsilon
+
+    def weights(self, views: Sequence[RequestView]) -> ndarray:
+        weights = super().weights(views)
+        rows = np.flatnonzero(self.rng.random(len(views)) < self.epsilon)
+        if len(rows):
+            weights[rows] = drawn_first(weights[rows], np.zeros((len(rows), 1)), self.none, self.rng)
+        return weights
 
 
 class UCB(Greedy):
