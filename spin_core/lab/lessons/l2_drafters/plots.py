@@ -45,7 +45,8 @@ def vocabulary(sizes: Sequence[int], coverage: Sequence[float], megabytes: Seque
     left.set_title(f"{sizes[at] // 1024}k ids are {coverage[at]:.0%} of the answers' tokens")
     right.plot(sizes, megabytes, color=GREY, marker="s")
     right.set(ylabel="MB of weights per drafted token", ylim=(0, None))
-    right.set_title(f"{sizes[at] // 1024}k ids read {megabytes[at] / megabytes[-1]:.0%} of what {sizes[-1] // 1024}k read")
+    right.set_title(f"{sizes[at] // 1024}k ids read {megabytes[at] / megabytes[-1]:.0%} of what {sizes[-1] // 1024}k "
+                    "read")
     for ax in (left, right):
         ax.set_xscale("log", base=2)
         ax.set_xticks(sizes, [f"{s // 1024}k" for s in sizes])
@@ -58,8 +59,8 @@ def vocabulary(sizes: Sequence[int], coverage: Sequence[float], megabytes: Seque
 
 @styled
 def fed(agreement: Mapping[str, Sequence[float]], here: Mapping[str, Sequence[float]], *, title: str) -> Figure:
-    """How often a drafter's favourite is the target's token, by its place in the draft, behind right tokens only; ``here``,
-    hollow: in the reader's own run."""
+    """How often a drafter's favourite is the target's token, by its place in the draft, behind right tokens only;
+    ``here``, hollow: in the reader's own run."""
     figure, ax = canvas(3.1)
     for index, name in enumerate(dict.fromkeys([*agreement, *here])):
         colour, marker = look(name, index)
@@ -74,9 +75,9 @@ def fed(agreement: Mapping[str, Sequence[float]], here: Mapping[str, Sequence[fl
 
 @styled
 def pool(rows: Mapping[str, Mapping], here: Mapping[str, Mapping], lookups: Collection[str], *, title: str) -> Figure:
-    """Strength against price: tokens per verification by what a draft of four tokens costs, with intervals, on lines of
-    equal speed-up. ``rows`` and ``here``, the reader's run, are those of ``bench drafters`` by drafter; one of ``lookups``
-    finds a whole draft for the price of one token."""
+    """Strength against price: tokens per verification by what a draft of four tokens costs, with intervals, on lines
+    of equal speed-up. ``rows`` and ``here``, the reader's run, are those of ``bench drafters`` by drafter; one of
+    ``lookups`` finds a whole draft for the price of one token."""
     figure, ax = canvas(3.9)
     top = 1.15 * max(row["tau4"] for row in [*rows.values(), *here.values()])
     price = {name: row["c"] * (1 if name in lookups else 4) for name, row in [*here.items(), *rows.items()]}
@@ -103,16 +104,18 @@ def pool(rows: Mapping[str, Mapping], here: Mapping[str, Mapping], lookups: Coll
 def best_share(share: Mapping[str, Mapping[str, float]], counts: Mapping[str, int], published: Mapping[str, float],
                modelled: Mapping[str, Mapping[str, float]] | None = None,
                here: Mapping[str, Mapping[str, float]] | None = None) -> Figure:
-    """For which ``share[workload][drafter]`` of the requests each drafter is the fastest; below it the workload's number of
-    requests, if ``counts`` has it, and the 95 % interval of the largest share of the last workload in the title. ``here``:
-    the shares of the reader's own run, as narrow bars. ``published``: the paper's shares for one of its five, by data set;
-    ``modelled``: those of all five."""
+    """For which ``share[workload][drafter]`` of the requests each drafter is the fastest; below it the workload's
+    number of requests, if ``counts`` has it, and the 95 % interval of the largest share of the last workload in the
+    title. ``here``: the shares of the reader's own run, as narrow bars. ``published``: the paper's shares for one of
+    its five, by data set; ``modelled``: those of all five."""
     figure, panels = canvas(3.7, 1, 3 if modelled else 2, width_ratios=[3.4, 2.4, 1.1] if modelled else [4, 1.3])
     ax, beside = panels[0], panels[-1]
-    drafters = list(dict.fromkeys(name for shares in (share, here or {}) for values in shares.values() for name in values))
+    drafters = list(dict.fromkeys(name for shares in (share, here or {}) for values in shares.values()
+                                  for name in values))
     _stacked(ax, share, drafters)
     _stacked(ax, {workload: (here or {}).get(workload, {}) for workload in share}, drafters, .43, .12)
-    ax.set_xticks(range(len(share)), [f"{name}\n{counts[name]}" if name in counts else name for name in share], fontsize=9)
+    ax.set_xticks(range(len(share)), [f"{name}\n{counts[name]}" if name in counts else name for name in share],
+                  fontsize=9)
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
     last = next(reversed(share))
     name = max(share[last], key=share[last].get)
@@ -130,7 +133,8 @@ def best_share(share: Mapping[str, Mapping[str, float]], counts: Mapping[str, in
     bars = beside.bar(range(len(published)), list(published.values()), .5, color=GREY)
     beside.bar_label(bars, fmt="{:.0%}")
     beside.set_xticks(range(len(published)), list(published))
-    beside.set(ylim=(0, 1), xlim=(-.6, len(published) - .4), title=f"Published: {max(published.values()):.0%}", xlabel="265M of five")
+    beside.set(ylim=(0, 1), xlim=(-.6, len(published) - .4),
+               title=f"Published: {max(published.values()):.0%}", xlabel="265M of five")
     beside.grid(False)
     return figure
 

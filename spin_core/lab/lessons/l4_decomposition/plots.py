@@ -54,7 +54,8 @@ def packing_and_costs(shown: Plan, cheapest: Plan, asked: int) -> Figure:
     ax.plot(widths, [cheapest.considered[w] * 1e6 for w in widths], color=BLUE, marker="o", markersize=4)
     ax.plot([cheapest.width], [cheapest.seconds * 1e6], color=RED, marker="D", markersize=9, linestyle="none",
             label=f"cheapest: {cheapest.width} keys, {cheapest.seconds * 1e6:.0f} us")
-    ax.plot([shown.width], [shown.seconds * 1e6], **RING, label=f"shown: {shown.width} keys, {shown.seconds * 1e6:.0f} us")
+    ax.plot([shown.width], [shown.seconds * 1e6], **RING,
+            label=f"shown: {shown.width} keys, {shown.seconds * 1e6:.0f} us")
     ax.set(xlabel="keys in the widest piece", ylabel="predicted us per layer", xlim=(0, None),
            ylim=(0, 1.1e6 * max(cheapest.considered.values())), title="narrow: copies and merging; wide: padding")
     ax.legend()
@@ -242,6 +243,6 @@ def verify_memory(batches: Sequence[int], held: Mapping[str, Sequence[float]],
     handles = [Patch(facecolor=WAYS[way][0], label=WAYS[way][2]) for way in names]
     handles += [Patch(facecolor=tint(GREY, 0.45), label="pale: keys and values held"),
                 Patch(facecolor=GREY, label="full: allocated beside them")]
-    handles += [Line2D([], [], color=GREY, marker="x", linestyle=":", label="modelled without a cache")] * bool(uncached)
+    handles += [Line2D([], [], color=GREY, marker="x", linestyle=":", label="modelled, no cache")] * bool(uncached)
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return figure
