@@ -7,21 +7,28 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 
 from spin_core.files import check_writable, save_json
 
 
-class _Command(argparse.ArgumentParser):
-    """A command whose arguments ``fill`` adds when the command is used: importing all of them takes seconds."""
+LAB = {     # commands of the laboratory: a module with `add_arguments(parser)` and `run(args)`, and a line of help
+    "distill": ("spin_core.lab.distill", "make a drafter from the target"),
+    "bench": ("spin_core.lab.bench.command", "run a benchmark"),
+    "reproduce": ("spin_core.lab.reproduce.command", "run the notebooks and collect their figures"),
+    "grade": ("spin_core.lab.lessons.grade", "a student's score in the lessons' exercises")}
 
-    fill: Callable[[argparse.ArgumentParser], None] | None = None
+
+class _Command(argparse.ArgumentParser):
+    """A command whose ``module`` adds its arguments when it is used: importing all of them takes seconds."""
+
+    module: str | None = None
 
     def parse_known_args(self, args=None, namespace=None):
-        if self.fill is not None:
-            fill, self.fill = self.fill, None
-            fill(self)
+        if self.module is not None:
+            module, self.module = self.module, None
+            import_module(module).add_arguments(self)
         return super().parse_known_args(args, namespace)
 
 
@@ -30,17 +37,15 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, parser_class=_Command)
     _generate_arguments(commands.add_parser("generate", help="generate text and see what speculation did"))
     commands.add_parser("fetch", help="fetch and check the embedded models")
-    commands.add_parser("distill", help="make a drafter from the target").fill = _distill_arguments
-    commands.add_parser("bench", help="run a benchmark").fill = _bench_arguments
-    commands.add_parser("reproduce", help="run the notebooks and collect their figures").fill = _reproduce_arguments
-    commands.add_parser("grade", help="a student's score in the lessons' exercises").fill = _grade_arguments
+    for name, (module, line) in LAB.items():
+        commands.add_parser(name, help=line).module = module
     try:
         args = parser.parse_args(argv)
         if getattr(args, "json", None) is not None:
             check_writable(args.json)
-        run = {"generate": _generate, "fetch": _fetch, "distill": _distill, "bench": _bench, "reproduce": _reproduce,
-               "grade": _grade}
-        return run[args.command](args)
+        if args.command in LAB:
+            return import_module(LAB[args.command][0]).run(args)
+        return {"generate": _generate, "fetch": _fetch}[args.command](args)
     except SystemExit:          # of argparse; asking below whether it is a refusal would import the models' library
         raise
     except _refusals() as error:
@@ -204,60 +209,6 @@ def _fetch(args) -> int:
     for file in zoo.fetch():
         print(f"{'made' if file.made else 'kept'}  {file.size / 1e6:8.1f} MB  sha256 {file.sha256[:16]}  {file.path}")
     return 0
-
-
-def _distill_arguments(parser: argparse.ArgumentParser) -> None:
-    from spin_core.lab import distill
-
-    distill.add_arguments(parser)
-
-
-def _distill(args) -> int:
-    from spin_core.lab import distill
-
-    return distill.run(args)
-
-
-def _bench_arguments(parser: argparse.ArgumentParser) -> None:
-    from spin_core.lab import bench
-
-    benches = parser.add_subparsers(dest="name", required=True, parser_class=argparse.ArgumentParser)
-    for name in bench.NAMES:
-        module = bench.module(name)
-        sub = benches.add_parser(name, help=module.DESCRIPTION, description=module.DESCRIPTION)
-        sub.add_argument("--json", metavar="OUT", help="write the numbers, with machine, versions and commit, here")
-        module.add_arguments(sub)
-
-
-def _bench(args) -> int:
-    from spin_core.lab import bench
-
-    report = bench.run(args.name, args)
-    return 1 if any(bar.holds is False for bar in report.bars) else 0
-
-
-def _reproduce_arguments(parser: argparse.ArgumentParser) -> None:
-    from spin_core.lab.reproduce import command
-
-    command.add_arguments(parser)
-
-
-def _reproduce(args) -> int:
-    from spin_core.lab.reproduce import command
-
-    return command.run(args)
-
-
-def _grade_arguments(parser: argparse.ArgumentParser) -> None:
-    from spin_core.lab.lessons import grade
-
-    grade.add_arguments(parser)
-
-
-def _grade(args) -> int:
-    from spin_core.lab.lessons import grade
-
-    return grade.run(args)
 
 
 if __name__ == "__main__":
