@@ -1,4 +1,4 @@
-"""The README's table "Paper and ours": one number a cell, all of them read from stored results.
+"""README's "Paper and ours": five numbers, and a table with one number a cell, all of them read from stored results.
 
 Published and modelled numbers come from the table of hypotheses (``bench hypotheses``), measured ones from the numbers
 beside the figures and from the benchmarks in ``figures/data``. A dash: no such number.
@@ -149,6 +149,15 @@ ROWS = (
 )
 
 
+FIVE = (
+    ("SPIN over vanilla speculation", 1, "times vanilla speculation: what SPIN's authors report on V100 cards."),
+    ("SPIN over vanilla speculation", 3, "times: our simulator, where the target computes the whole text anew."),
+    ("SPIN over vanilla speculation", 2, "times: our simulator with a KV cache, as servers use today."),
+    ("SPIN over plain decoding, batch 1", 4, "times plain decoding: measured here on a CPU, one request at a time."),
+    ("SPIN over plain decoding, batch 8", 4, "times plain decoding: the same, eight requests at a time."))
+"""The numbers to remember: row, column of the table, and what the number is."""
+
+
 @dataclass(frozen=True)
 class Line:
     """A row with its numbers as text, "–" where there is none; ``close``: hypotheses within 25 % of the published
@@ -185,17 +194,21 @@ def table(directory: str | Path | None = None) -> str:
         raise ValueError(f"the table needs the figures {', '.join(sorted(missing))}: run their notebooks first")
     if report is None:
         raise ValueError(f"the table needs {hypotheses.STORED}: run python -m spin_core bench hypotheses --json")
-    scores = hypotheses.scores(report)
     text = ["| | published | modelled, " + " | modelled, ".join(MODELS.values()) + " | measured | figure |",
             "|---" + "|---:" * (len(MODELS) + 2) + "|---|"]
     for line in lines(results, report):
         modelled = [f"**{value}**" if model in line.close else value for model, value in line.modelled.items()]
         text.append(f"| {' | '.join([line.row.what, line.published, *modelled, line.measured])} | "
                     f"[{line.row.figure}](figures/{line.row.figure}.svg) |")
-    for what, key in (("mean of abs. log ratio to the published", "score"), ("within 25 % of the published", "within")):
-        cells = [_text(scores[model][key]) for model in MODELS]
-        text.append(f"| {what} | – | {' | '.join(cells)} | – | [hypotheses](figures/hypotheses.svg) |")
     return "\n".join(text)
+
+
+def summary(directory: str | Path | None = None) -> str:
+    """The five numbers as a list in Markdown, those that there are, and the table below them."""
+    made = table(directory)
+    rows = {row[0]: row for row in (line.strip("| ").split(" | ") for line in made.splitlines())}
+    five = [f"* **{rows[row][column].strip('*')}** {what}" for row, column, what in FIVE if rows[row][column] != "–"]
+    return "\n".join([*five, "", made])
 
 
 def _read(number: Number | None, results: Results) -> float | None:
@@ -214,14 +227,14 @@ def _text(value: float | None, percent: bool = False) -> str:
 
 
 def current(readme: str) -> str:
-    """The table that stands in the README. ValueError where its marks are not there."""
+    """The numbers and the table that stand in the README. ValueError where its marks are not there."""
     return _parts(readme)[1].strip()
 
 
 def write(readme: Path = README, directory: str | Path | None = None) -> None:
-    """Put the table of today's results into the README."""
+    """Put today's numbers and table into the README."""
     before, _, after = _parts(readme.read_text("utf-8"))
-    text = f"{before}{START}\n{table(directory)}\n{END}{after}"
+    text = f"{before}{START}\n{summary(directory)}\n{END}{after}"
     with writing(readme) as part:
         part.write_text(text, "utf-8")
 

@@ -40,7 +40,7 @@ def test_the_widget_hides_the_answer_of_a_new_request():
 
 def test_bars_of_shares_stand_on_each_other():
     share = {"chat": {"a": .25, "b": .75}, "mix": {"a": 1.0, "b": 0.0}}
-    ax = plots.best_share(share, {"chat": 4, "mix": 8}, {"Alpaca": .03, "CP": .4}).axes[0]
+    ax = plots.best_share(share, {"chat": 4, "mix": 8}, {"Alpaca": .03, "CP": .4}, {"CP": {"68M": 1.0}}, {}).axes[0]
     tops = np.array([[bar.get_y() + bar.get_height() for bar in bars] for bars in ax.containers])
     assert np.allclose(tops[1], 1) and ax.get_title("left") == "a is the best for 100% of the mix (68% to 100%)"
 

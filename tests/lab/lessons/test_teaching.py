@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 
 import nbformat
 import pytest
@@ -61,6 +62,15 @@ def test_buttons_take_the_address_from_one_place(tmp_path):
     text = buttons.buttons(tmp_path)
     assert "mybinder.org/v2/gh/me/it/main" in text and "github/me/it/blob/main/notebooks/01_a.ipynb" in text
     assert "git clone https://github.com/me/it" in text
+
+
+def test_no_button_leads_to_another_repository():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    path = project.get("urls", {}).get("Repository", "nowhere").removeprefix("https://github.com/")
+    for page in (ROOT / "README.md", *(ROOT / "notebooks").glob("*.*")):
+        shown = re.findall(r"https://(?:mybinder\.org|colab\.research)[^\s)\\]*", page.read_text("utf-8"))
+        assert all(path in link or "badge" in link for link in shown), page.name
+        assert not shown or path != "nowhere", f"{page.name} has buttons, but pyproject.toml no address"
 
 
 def test_teaching_states_what_is_there():

@@ -15,12 +15,12 @@ from spin_core.lab.simulate import paper
 
 def test_the_readme_is_current():
     """If this fails: ``python -m spin_core reproduce --table``."""
-    assert comparison.current(comparison.README.read_text("utf-8")) == comparison.table()
+    assert comparison.current(comparison.README.read_text("utf-8")) == comparison.summary()
 
 
 def test_a_cell_holds_one_number():
     lines = comparison.table().splitlines()[2:]
-    assert len(lines) == len(comparison.ROWS) + 2
+    assert len(lines) == len(comparison.ROWS)
     for line in lines:
         what, *cells, figure = line.strip("| ").split(" | ")
         assert re.fullmatch(r"\[(\w+)\]\(figures/\1\.svg\)", figure)
@@ -71,6 +71,19 @@ def cells(directory, what: str) -> list[str]:
     return line.strip("| ").split(" | ")[1:-1]
 
 
+def test_the_five_numbers_are_cells_of_the_table(copy):
+    five, table = comparison.summary(copy).split("\n\n")
+    numbers = re.findall(r"^\* \*\*([\d.]+)\*\* ", five, re.MULTILINE)
+    assert len(numbers) == len(five.splitlines()) == 3 and table == comparison.table(copy)
+    published, cached, recompute = cells(copy, "SPIN over vanilla speculation")[:3]
+    assert numbers == [published, recompute.strip("*"), cached]
+    (copy / "data" / "box").mkdir(parents=True)
+    bars = [{"name": f"SPIN over our plain decoding, batch {batch}, greedy", "value": value}
+            for batch, value in ((1, 1.2), (8, .91))]
+    (copy / "data" / "box" / "peers.json").write_text(json.dumps({"name": "peers", "rows": [{}], "notes": [], "bars": bars}))
+    assert re.findall(r"^\* \*\*([\d.]+)\*\* ", comparison.summary(copy), re.MULTILINE)[3:] == ["1.20", "0.91"]
+
+
 def test_measured_numbers_are_read_off_the_series(copy, tmp_path):
     def double(series):
         return [s | {"y": [y * 2 for y in s["y"]]} if s["label"].startswith("SPIN, ") else s for s in series]
@@ -81,7 +94,7 @@ def test_measured_numbers_are_read_off_the_series(copy, tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text(f"# A\n{comparison.START}\nold\n{comparison.END}\nrest\n")
     comparison.write(readme, copy)
-    assert comparison.current(readme.read_text()) == comparison.table(copy) and readme.read_text().endswith("\nrest\n")
+    assert comparison.current(readme.read_text()) == comparison.summary(copy) and readme.read_text().endswith("\nrest\n")
 
 
 def test_modelled_numbers_that_no_hypothesis_tells_are_read_off_the_series(copy):
@@ -139,5 +152,5 @@ def test_blank_lines_round_the_marks_do_not_keep_the_old_table(copy, tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{comparison.START}\n\n| old |\n\n{comparison.END}\nafter\n")
     comparison.write(readme, copy)
-    assert "| old |" not in readme.read_text() and comparison.current(readme.read_text()) == comparison.table(copy)
+    assert "| old |" not in readme.read_text() and comparison.current(readme.read_text()) == comparison.summary(copy)
     assert readme.read_text().startswith("before\n") and readme.read_text().endswith("\nafter\n")

@@ -285,23 +285,6 @@ def expected_tokens(measured: Sequence[float], errors: Sequence[float], counts: 
     return figure
 
 
-def _positions(ax: Axes, counts: Mapping[str, Counts]) -> None:
-    longest = max(len(tested) for tested, _ in counts.values())
-    shifts = np.linspace(-0.08, 0.08, len(counts)) if len(counts) > 1 else [0]
-    for i, (name, (tested, accepted)) in enumerate(counts.items()):
-        colour, marker = look(name, i)
-        seen = np.flatnonzero(tested)
-        x, y = seen + 1 + shifts[i], np.array(formulas.rates(tested, accepted), float)[seen]
-        low, high = formulas.proportion_interval(np.asarray(accepted)[seen], np.asarray(tested)[seen])
-        ax.vlines(x, low, high, color=tint(colour, 0.55), linewidth=1.4)
-        ax.plot(x, y, marker=marker, color=colour, markeredgecolor="white", label=name, clip_on=False,
-                zorder=3)
-        if (overall := formulas.one_rate(tested, accepted)) is not None:
-            ax.axhline(overall, color=colour, linestyle="--", linewidth=1.1, alpha=0.8)
-    ax.set(xlabel="place in the draft", ylabel="accepted, if tested", ylim=(0, 1.04), xlim=(0.6, longest + 0.4),
-           xticks=range(1, longest + 1))
-
-
 ENOUGH = 20
 """Tests below which a share of one's own run says too little to be drawn."""
 
@@ -315,14 +298,24 @@ def acceptance_by_position(counts: Mapping[str, Counts], *, here: Mapping[str, C
     the reader's own run, as hollow marks where a place was tested at least ``ENOUGH`` times.
     """
     figure, ax = canvas(3.9)
-    _positions(ax, counts)
-    for i, name in enumerate(counts):
+    longest = max(len(tested) for tested, _ in counts.values())
+    shifts = np.linspace(-0.08, 0.08, len(counts)) if len(counts) > 1 else [0]
+    for i, (name, both) in enumerate(counts.items()):
+        (tested, accepted), (colour, marker) = map(np.asarray, both), look(name, i)
+        seen = np.flatnonzero(tested)
+        x, low_high = seen + 1 + shifts[i], formulas.proportion_interval(accepted[seen], tested[seen])
+        ax.vlines(x, *low_high, color=tint(colour, 0.55), linewidth=1.4)
+        ax.plot(x, accepted[seen] / tested[seen], marker=marker, color=colour, markeredgecolor="white", label=name,
+                clip_on=False, zorder=3)
+        if tested.any():
+            ax.axhline(formulas.one_rate(tested, accepted), color=colour, linestyle="--", linewidth=1.1, alpha=0.8)
         if here and name in here:
             tested, accepted = map(np.asarray, here[name])
-            seen, (colour, marker) = np.flatnonzero(tested >= ENOUGH), look(name, i)
+            seen = np.flatnonzero(tested >= ENOUGH)
             ax.plot(seen + 1.18, accepted[seen] / tested[seen], marker, linestyle="none", color=colour,
                     markerfacecolor="white", markersize=5)
-    ax.set_title(title)
+    ax.set(xlabel="place in the draft", ylabel="accepted, if tested", ylim=(0, 1.04), xlim=(0.6, longest + 0.4),
+           xticks=range(1, longest + 1), title=title)
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1), title_fontsize=9,
               title="bars: 95 % intervals\ndashed: all places" + "\nhollow: this run" * bool(here))
     return figure

@@ -61,10 +61,10 @@ def theory(alpha: float = 0.8, cost: float = 0.05) -> Panel:
     c = FloatSlider(cost, min=0, max=0.5, step=0.01, description="c, target passes",
                     tooltip="what drafting a token costs")
     return Panel([a, c], lambda: plots.theory(a.value, c.value),
-                 task="Drag α down: when does speculation stop paying? Does it hang on c?", presets={
+                 task="Drag α down: when does speculation stop paying? Does that depend on c?", presets={
                      "good and cheap": {a.description: 0.9, c.description: 0.05},
-                     "good and dear": {a.description: 0.8, c.description: 0.3},
-                     "bad and dear": {a.description: 0.25, c.description: 0.3}})
+                     "good and expensive": {a.description: 0.8, c.description: 0.3},
+                     "bad and expensive": {a.description: 0.25, c.description: 0.3}})
 
 
 def acceptance(counts: Mapping[str, Mapping[str, plots.Counts]]) -> Panel:

@@ -102,18 +102,15 @@ def pool(rows: Mapping[str, Mapping], here: Mapping[str, Mapping], lookups: Coll
 
 @styled
 def best_share(share: Mapping[str, Mapping[str, float]], counts: Mapping[str, int], published: Mapping[str, float],
-               modelled: Mapping[str, Mapping[str, float]] | None = None,
-               here: Mapping[str, Mapping[str, float]] | None = None) -> Figure:
+               modelled: Mapping[str, Mapping[str, float]], here: Mapping[str, Mapping[str, float]]) -> Figure:
     """For which ``share[workload][drafter]`` of the requests each drafter is the fastest; below it the workload's
     number of requests, if ``counts`` has it, and the 95 % interval of the largest share of the last workload in the
     title. ``here``: the shares of the reader's own run, as narrow bars. ``published``: the paper's shares for one of
     its five, by data set; ``modelled``: those of all five."""
-    figure, panels = canvas(3.7, 1, 3 if modelled else 2, width_ratios=[3.4, 2.4, 1.1] if modelled else [4, 1.3])
-    ax, beside = panels[0], panels[-1]
-    drafters = list(dict.fromkeys(name for shares in (share, here or {}) for values in shares.values()
-                                  for name in values))
+    figure, (ax, at_scale, beside) = canvas(3.7, 1, 3, width_ratios=[3.4, 2.4, 1.1])
+    drafters = list(dict.fromkeys(name for shares in (share, here) for values in shares.values() for name in values))
     _stacked(ax, share, drafters)
-    _stacked(ax, {workload: (here or {}).get(workload, {}) for workload in share}, drafters, .43, .12)
+    _stacked(ax, {workload: here.get(workload, {}) for workload in share}, drafters, .43, .12)
     ax.set_xticks(range(len(share)), [f"{name}\n{counts[name]}" if name in counts else name for name in share],
                   fontsize=9)
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
@@ -124,12 +121,11 @@ def best_share(share: Mapping[str, Mapping[str, float]], counts: Mapping[str, in
         low, high = theory.proportion_interval(share[last][name] * counts[last], counts[last])
         said += f" ({low:.0%} to {high:.0%})"
     ax.set(ylabel="share of requests", xlabel="workload" + ("; narrow: this run" if here else ""), title=said)
-    if modelled:
-        _stacked(panels[1], modelled, list(next(iter(modelled.values()))))
-        panels[1].set_xticks(range(len(modelled)), list(modelled), fontsize=9)
-        panels[1].legend(loc="upper left", bbox_to_anchor=(1, 1))
-        top = max((part, drafter, data) for data, parts in modelled.items() for drafter, part in parts.items())
-        panels[1].set_title(f"Modelled: {top[1]} {top[0]:.0%} ({top[2]})")
+    _stacked(at_scale, modelled, list(next(iter(modelled.values()))))
+    at_scale.set_xticks(range(len(modelled)), list(modelled), fontsize=9)
+    at_scale.legend(loc="upper left", bbox_to_anchor=(1, 1))
+    part, top, data = max((part, drafter, data) for data, parts in modelled.items() for drafter, part in parts.items())
+    at_scale.set_title(f"Modelled: {top} {part:.0%} ({data})")
     bars = beside.bar(range(len(published)), list(published.values()), .5, color=GREY)
     beside.bar_label(bars, fmt="{:.0%}")
     beside.set_xticks(range(len(published)), list(published))

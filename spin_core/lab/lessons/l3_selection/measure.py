@@ -59,7 +59,7 @@ def endless(policies: Sequence[str], steps: int, seeds: int) -> tuple[dict[str, 
     is expected to bring, not with those that it happened to bring: always asking the better drafter loses nothing,
     and the luck of the text is left out. What the step took counts as it was, catching up included.
 
-    Lai and Robbins: whoever learns at all must try the worse arm about 2 var / gap^2 times per factor e of steps; each
+    Lai and Robbins: a policy that learns must try the worse arm about 2 var / gap^2 times per factor e of steps; each
     try loses gap tokens per second for the seconds of a step.
     """
     seen = on_all_cores(_lost, {(p, seed): (p, steps, seed) for p in policies for seed in range(seeds)})
@@ -117,7 +117,7 @@ def late_share(run: Replay, best: ndarray) -> float:
 
 
 def choice_map(run: Replay, steps: int) -> ndarray:
-    """Who drafted for each request at each of its first ``steps`` steps, ``[R, steps]``; -1 where it had ended."""
+    """The arm of each request at each of its first ``steps`` steps, ``[R, steps]``; -1 where it had ended."""
     made = pd.DataFrame({"request": run.request, "arm": run.arm})
     made["step"] = made.groupby("request").cumcount()
     table = made.pivot(index="request", columns="step", values="arm").reindex(columns=range(steps))

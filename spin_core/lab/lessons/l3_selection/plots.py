@@ -14,7 +14,6 @@ from matplotlib.ticker import NullFormatter, ScalarFormatter
 from spin_core.lab.lessons.look import BLUE, GREEN, GREY, INK, LIGHT, ORANGE, PURPLE, RED, SKY, canvas, look, styled
 
 POLICY = {"spin": BLUE, "spin-full": GREEN, "greedy": RED, "epsilon-greedy": ORANGE, "thompson": PURPLE, "ucb": SKY}
-NONE_COLOUR = LIGHT
 
 
 def policy_colour(name: str) -> str:
@@ -24,7 +23,7 @@ def policy_colour(name: str) -> str:
 
 def arm_colours(arms: Sequence[str]) -> list[str]:
     """One colour per drafter; no speculation is pale."""
-    return [NONE_COLOUR if arm == "none" else look(arm, i)[0] for i, arm in enumerate(arms)]
+    return [LIGHT if arm == "none" else look(arm, i)[0] for i, arm in enumerate(arms)]
 
 
 @styled
@@ -53,31 +52,23 @@ def bars(goodput: Mapping[str, tuple[float, float]], ceilings: Mapping[str, floa
 
 @styled
 def regret(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
-           long: Mapping[str, tuple[Sequence[float], Sequence[float]]], slope: float | None, *,
-           title: str = "") -> Figure:
+           long: Mapping[str, tuple[Sequence[float], Sequence[float]]], slope: float, *, title: str = "") -> Figure:
     """Seconds lost against oracle-request by tokens written; right, expected tokens lost on one endless request by log
-    steps.
-
-    ``slope``: what theory says a step by a factor e must cost at least, in tokens; None: not shown.
-    """
+    steps, and the ``slope`` of theory's bound: tokens for each factor e of steps."""
     figure, (left, right) = canvas(3.7, 1, 2)
     for ax, lines in ((left, curves), (right, long)):
         for name, (x, y) in lines.items():
-            grey = name.startswith("fixed") or name == "random"
+            grey = name.startswith("fixed")
             ax.plot(x, y, color=policy_colour(name), ls=":" if grey else "-", label=name, lw=1.6 if grey else 2)
     left.set(xlabel="tokens written, all requests", ylabel="seconds lost against oracle-request",
              title=textwrap.fill(title, 44))
     left.legend(fontsize=8.5)
-    if long and slope is not None:
-        steps = np.asarray(next(iter(long.values()))[0], float)
-        anchor = min(np.interp(30, x, y) for x, y in long.values())
-        late = steps[steps >= 30]
-        right.plot(late, anchor + slope * np.log(late / 30), "--", color=INK, lw=1.6,
-                   label="theory: slope of the bound")
-    right.set(xscale="log", xlabel="steps of one endless request", ylabel="tokens expected to be lost")
-    if long:
-        least = min(long, key=lambda name: long[name][1][-1])
-        right.set_title(f"Least lost after {long[least][0][-1]:,.0f} steps:\n{least}, {long[least][1][-1]:.0f} tokens")
+    late = np.array([step for step in next(iter(long.values()))[0] if step >= 30], float)
+    anchor = min(np.interp(30, x, y) for x, y in long.values())
+    right.plot(late, anchor + slope * np.log(late / 30), "--", color=INK, lw=1.6, label="theory: slope of the bound")
+    least = min(long, key=lambda name: long[name][1][-1])
+    right.set(xscale="log", xlabel="steps of one endless request", ylabel="tokens expected to be lost",
+              title=f"Least lost after {long[least][0][-1]:,.0f} steps:\n{least}, {long[least][1][-1]:.0f} tokens")
     right.xaxis.set_major_formatter(ScalarFormatter())
     right.xaxis.set_minor_formatter(NullFormatter())
     ends = sorted(float(y[-1]) for _, y in long.values())
