@@ -18,7 +18,7 @@ from spin_core.draft import Drafter, pool
 from spin_core.logits import check_model, resolve, samples
 from spin_core.pipeline.asynchronous import Asynchronous
 from spin_core.pipeline.executor import LIMIT, Sequential
-from spin_core.pipeline.grouping import POLICIES
+from spin_core.pipeline.grouping import check_policy
 from spin_core.pipeline.micro_batches import MicroBatches
 from spin_core.request import FinishReason, Request, SamplingParams, check_whole
 from spin_core.runtime.ranks import RankLost
@@ -96,8 +96,7 @@ class Engine:
         if record_laws is not None:
             warnings.warn("Engine: record_laws is called record_probs now", DeprecationWarning, stacklevel=2)
             record_probs = record_laws
-        if grouping not in POLICIES:
-            raise ValueError(f"unknown grouping policy {grouping!r}; known: {', '.join(POLICIES)}")
+        check_policy(grouping)
         for name, value, least in (("gamma", gamma, 0), ("max_batch", max_batch, 1), ("max_len", max_len, 2),
                                    ("kv_tokens", kv_tokens, 2), ("prefill_chunk", prefill_chunk, 1),
                                    ("the family's max_context", family.max_context, 2)):
@@ -259,11 +258,6 @@ class Engine:
                 part.close()
 
     # ---- what can be read
-
-    @property
-    def drafter_names(self) -> list[str]:
-        """Every name that ``drafter`` may take, compositions aside."""
-        return pool.names(self.family)
 
     def get_drafter(self, name: str) -> Drafter:
         """The drafter of that name, built at its first use; one that drafts nothing if it was retired."""

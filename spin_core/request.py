@@ -52,53 +52,17 @@ class SamplingParams:
     logprobs: bool = False
 
     def __post_init__(self) -> None:
-        def check(ok: bool, rule: str) -> None:
-            if not ok:
-                raise ValueError(f"SamplingParams: {rule}")
-
-        def whole(name: str, value) -> int:
-            try:
-                return operator.index(value)
-            except TypeError:
-                raise ValueError(f"SamplingParams: {name} must be an integer, got {value!r}") from None
-
-        def several(name: str, value) -> tuple:
-            try:
-                return tuple(value)
-            except TypeError:
-                raise ValueError(f"SamplingParams: {name} must be a list or a tuple, got {value!r}") from None
-
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else several("stop", self.stop))
-        for name in ("stop_ids", "suppress_tokens"):
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, tuple(whole(name, i) for i in several(name, value)))
-        for name in ("top_k", "max_new_tokens", "seed", "no_repeat_ngram_size", "n"):
-            if (value := getattr(self, name)) is not None or name in ("top_k", "max_new_tokens", "n"):
-                object.__setattr__(self, name, whole(name, value))
-        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
+        for name, kind, optional, rule, allowed in _RULES:
             value = getattr(self, name)
-            if value is None and name == "repetition_penalty":
+            if value is None and optional:
                 continue
-            check(isinstance(value, Real), f"{name} must be a number, got {value!r}")
             try:
-                object.__setattr__(self, name, float(value))
-            except OverflowError:
-                raise ValueError(f"SamplingParams: {name} is too large") from None
-        # `not (x >= 0)` also refuses NaN, which `x < 0` lets through
-        check(0.0 <= self.temperature < float("inf"), f"temperature must be finite and >= 0, got {self.temperature}")
-        check(0 <= self.top_k < 2**63, f"top_k must be in [0, 2**63) (0 = off), got {self.top_k}")
-        check(0.0 < self.top_p <= 1.0, f"top_p must be in (0, 1], got {self.top_p}")
-        check(0.0 <= self.min_p <= 1.0, f"min_p must be in [0, 1], got {self.min_p}")
-        check(self.max_new_tokens >= 0, f"max_new_tokens must be >= 0, got {self.max_new_tokens}")
-        check(self.seed is None or 0 <= self.seed < 2**63, f"seed must be in [0, 2**63), got {self.seed}")
-        check(self.repetition_penalty is None or 0 < self.repetition_penalty < float("inf"),
-              f"repetition_penalty must be finite and > 0 (1 = off), got {self.repetition_penalty}")
-        check((self.no_repeat_ngram_size or 0) >= 0, f"no_repeat_ngram_size must be >= 0 (0 = off), got "
-                                                     f"{self.no_repeat_ngram_size}")
-        check(min(self.suppress_tokens or (0,)) >= 0, f"suppress_tokens must be ids, got {self.suppress_tokens}")
-        check(self.n >= 1, f"n must be >= 1, got {self.n}")
-        check(all(isinstance(s, str) and s for s in self.stop),
-              f"stop strings must be text, not empty, got {self.stop}")
+                value = kind(value)
+            except (TypeError, ValueError, OverflowError):
+                raise ValueError(f"SamplingParams: {name} must be {_KINDS[kind]}, got {value!r}") from None
+            if not allowed(value):
+                raise ValueError(f"SamplingParams: {name} must be {rule}, got {value!r}")
+            object.__setattr__(self, name, value)
 
     @property
     def greedy(self) -> bool:
@@ -113,7 +77,43 @@ class SamplingParams:
         return replace(self, **changes)
 
 
-_ids = itertools.count()
+# ---- how parameters are checked
+
+def _number(value) -> float:
+    if not isinstance(value, Real):
+        raise TypeError
+    return float(value)
+
+
+def _ids(value) -> tuple[int, ...]:
+    return tuple(map(operator.index, value))
+
+
+def _strings(value) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+_KINDS = {_number: "a finite number", operator.index: "an integer", _ids: "a list of integers",
+          _strings: "text, or a list of it"}
+# The fields of SamplingParams: how a value is read, whether it may be None, and the rule that it keeps. NaN keeps none.
+_RULES = (
+    ("temperature", _number, False, "finite and >= 0", lambda x: 0 <= x < float("inf")),
+    ("top_k", operator.index, False, "in [0, 2**63) (0 = off)", lambda x: 0 <= x < 2**63),
+    ("top_p", _number, False, "in (0, 1]", lambda x: 0 < x <= 1),
+    ("min_p", _number, False, "in [0, 1]", lambda x: 0 <= x <= 1),
+    ("max_new_tokens", operator.index, False, ">= 0", lambda x: x >= 0),
+    ("stop_ids", _ids, True, "ids", lambda x: True),
+    ("stop", _strings, False, "stop strings, none of them empty", lambda x: all(isinstance(s, str) and s for s in x)),
+    ("seed", operator.index, True, "in [0, 2**63)", lambda x: 0 <= x < 2**63),
+    ("repetition_penalty", _number, True, "finite and > 0 (1 = off)", lambda x: 0 < x < float("inf")),
+    ("no_repeat_ngram_size", operator.index, True, ">= 0 (0 = off)", lambda x: x >= 0),
+    ("suppress_tokens", _ids, True, "ids, >= 0", lambda x: min(x, default=0) >= 0),
+    ("n", operator.index, False, ">= 1", lambda x: x >= 1))
+
+
+# ---- requests
+
+_numbers = itertools.count()
 
 
 @dataclass(eq=False)
@@ -131,7 +131,7 @@ class Request:
     params: SamplingParams
     drafter: str = "none"
     gamma: int = 0
-    id: int = field(default_factory=lambda: next(_ids))
+    id: int = field(default_factory=lambda: next(_numbers))
     output_ids: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: FinishReason | None = None

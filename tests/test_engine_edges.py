@@ -1,4 +1,4 @@
-"""Extreme parameters, and faults where nobody expects them: who brings one ends alone, and nothing is miscounted."""
+"""Extreme parameters and unexpected faults: a request with one ends alone, and nothing is miscounted."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Masked(torch.nn.Module):
 
 @pytest.mark.parametrize("temperature", [1e-46, 1e39, 1e300])
 @pytest.mark.parametrize("gamma", [1, 4])
-def test_an_extreme_temperature_hurts_nobody(temperature, gamma):
+def test_an_extreme_temperature_harms_no_request(temperature, gamma):
     target = tiny.llama(dtype=torch.float32)
     drafter = tiny.near(target)
     target.lm_head, drafter.lm_head = Masked(target.lm_head), Masked(drafter.lm_head)

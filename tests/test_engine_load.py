@@ -16,7 +16,7 @@ def service():
     return family, engine, todo, bench.serve(engine, todo, 0)
 
 
-def test_everybody_ends_and_nobody_is_lost(service):
+def test_every_request_ends_and_none_is_lost(service):
     _, engine, todo, served = service
     assert len(served.requests) == len(todo) == 500 and all(r.finished and r.error is None for r in served.requests)
     reasons = [r.finish_reason for r in served.requests]

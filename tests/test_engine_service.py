@@ -43,7 +43,7 @@ def drain(engine: Engine) -> None:
 
 @pytest.mark.parametrize("limits, together", [(dict(max_batch=3), 3), (dict(max_batch=5, kv_tokens=40), 2),
                                               (dict(max_batch=5, kv_tokens=96), 5), (dict(max_batch=1), 1)])
-def test_who_does_not_fit_waits_in_the_order_of_arrival(limits, together):
+def test_requests_that_do_not_fit_wait_in_the_order_of_arrival(limits, together):
     engine = Engine(tiny.family(), "near", 3, **limits)
     requests = [engine.submit([i, 4], GREEDY) for i in range(11)]       # each may come to hold 18 tokens
     most = 0
@@ -146,7 +146,7 @@ def test_a_consumer_that_stops_listening_ends_its_requests_and_no_others(how):
                 break
     except RuntimeError:
         pass
-    gc.collect()                                    # the generator is closed when nobody holds it
+    gc.collect()                                    # the generator is closed when no reference is left
     assert len(engine.queue) + len(engine.running) == (not other.finished)
     drain(engine)
     assert other.output_ids == plain([9, 9])
@@ -243,7 +243,7 @@ def test_where_warnings_are_errors_a_drafter_that_raises_costs_no_token(pipeline
 
 
 @pytest.mark.parametrize("name", ["near", "ngram", "ngram+near", "vote:near,ngram", "tree:ngram:2", "tree:near:2,1"])
-def test_what_a_drafter_keeps_of_who_has_left_is_noticed(name, monkeypatch):
+def test_what_a_drafter_keeps_of_a_request_that_left_is_noticed(name, monkeypatch):
     """The check that many tests end with finds what a drafter holds in any of its parts."""
     engine = Engine(tiny.family(), name, 3)
     rollback = engine.drafters[name].rollback
@@ -548,7 +548,7 @@ def test_what_is_no_prompt_fails_alone_and_is_told_what_a_prompt_is(prompt):
 
 @pytest.mark.parametrize("how", ["generate", "stream"])
 @pytest.mark.parametrize("wrong", [{"temperature": 1.0}, {}, 0.5, False])
-def test_parameters_of_another_type_are_refused_and_nobody_stays_queued(how, wrong):
+def test_parameters_of_another_type_are_refused_and_no_request_stays_queued(how, wrong):
     engine = Engine(tiny.family(), "near")
     with pytest.raises(TypeError, match="Engine.submit: params must be a SamplingParams or None, got"):
         engine.submit([1, 2], wrong)

@@ -347,7 +347,7 @@ def test_a_seat_says_how_long_a_drafter_would_read_first():
     selector = Curious(["near", "ngram"], probes=0)
     engine = Engine(tiny.family(), max_batch=1, selector=selector, fast_switching=False)
     engine.generate([[1, 2, 3, 4] * 8], GREEDY)
-    assert not selector.seats[0].unread                     # nobody knows yet how fast it reads
+    assert not selector.seats[0].unread                     # it is not known yet how fast it reads
     pace, known = engine.selection.read_seconds["near"] / engine.selection.read_tokens["near"], len(selector.seats)
     request, = engine.generate([[4, 3, 2, 1] * 8], GREEDY)
     first, *seats = selector.seats[known:]
@@ -432,7 +432,7 @@ def test_a_drafter_that_raises_when_it_is_asked_is_retired_and_the_selector_is_h
 
 
 @pytest.mark.filterwarnings("error:the selector raised")
-def test_who_has_finished_leaves_even_if_nobody_can_be_told():
+def test_a_finished_request_leaves_even_if_the_selector_raises():
     class Deaf(Restless):
         def observe(self, outcomes):
             raise ArithmeticError("too loud")

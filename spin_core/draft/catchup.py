@@ -68,19 +68,6 @@ class Job:
         self.error = TimeoutError(f"it has been reading for more than {PATIENCE:g} s")
 
 
-class Inline:
-    """Runs a job at once, while the engine waits."""
-
-    def submit(self, job: Job) -> None:
-        job.run()
-
-    def restart(self, jobs: list[Job]) -> None:
-        """Nothing to restart: the thread that submits waits."""
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-
 class Worker:
     """Runs jobs in a thread, in order; on a CUDA device in a stream of its own."""
 
@@ -124,19 +111,19 @@ def check_found(found: list[CaughtUp], count: int) -> list[CaughtUp]:
 
 
 class CatchUps:
-    """The jobs under way. ``executor`` runs them: :class:`Inline` or a :class:`Worker`; lookups' run at once."""
+    """The jobs under way. A ``worker`` runs them; without one, and for lookups, they run at once."""
 
-    def __init__(self, executor: Inline | Worker) -> None:
-        self.executor = executor
+    def __init__(self, worker: Worker | None) -> None:
+        self.worker = worker
         self.jobs: list[Job] = []
 
     def start(self, name: str, drafter: Drafter, requests: list[Request]) -> None:
         job = Job(name, drafter, requests)
         self.jobs.append(job)
-        if drafter.is_lookup:
+        if drafter.is_lookup or self.worker is None:
             job.run()
         else:
-            self.executor.submit(job)
+            self.worker.submit(job)
 
     def reading(self, name: str, slot: int) -> bool:
         """Is that drafter still at work on the request in ``slot``?"""
@@ -159,5 +146,10 @@ class CatchUps:
     def _take(self, jobs: list[Job]) -> list[Job]:
         self.jobs = [j for j in self.jobs if j not in jobs]
         if any(isinstance(j.error, TimeoutError) and not j.done for j in jobs):
-            self.executor.restart(self.jobs)
+            self.worker.restart(self.jobs)
         return jobs
+
+    def close(self) -> None:
+        """End the thread in which drafters read."""
+        if self.worker:
+            self.worker.close()

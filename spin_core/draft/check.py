@@ -34,27 +34,13 @@ def check_draft(draft: Draft, asked: list[int], rooms: list[int], vocab_size: in
     _check_probs(draft, rows, len(tokens), vocab_size)
     levels = counts
     if isinstance(draft, Tree):
-        _check_tree(draft, counts)
+        _whole("parents", draft.parents)
+        draft.check()       # again: it may have been changed since it was made
         levels = [1 + max(depths(parents), default=-1) for parents, _, _ in draft.requests()]
     for level, most, count, room in zip(levels, asked, counts, rooms):
         if level > most or count > room:
             raise ValueError(f"it drafted {count} tokens {level} deep where {most} were asked for and {room} fit")
     return tokens, counts
-
-
-def _check_tree(draft: Tree, counts: list[int]) -> None:
-    """Are nodes, parents and proposals such that the tree can be walked? The rest a Tree checks when it is made."""
-    parents = _whole("parents", draft.parents)
-    if len(parents) != sum(counts) or len(draft.proposals) != len(counts):
-        raise ValueError(f"its tree has {sum(counts)} nodes, {len(parents)} parents and proposals for "
-                         f"{len(draft.proposals)} requests")
-    names = max(1, len(draft.drafters))
-    for nodes, proposals in zip(draft.parents.split(counts), draft.proposals):
-        if any(not -1 <= parent < node for node, parent in enumerate(nodes.tolist())):
-            raise ValueError(f"its tree has a parent that is neither -1 nor before its child: {nodes.tolist()}")
-        if any(type(number) is not int for p in proposals for number in p) or \
-                any(not 0 <= p.drafter < names for p in proposals):
-            raise ValueError("its tree's proposals must be whole numbers and name one of its drafters")
 
 
 def _check_probs(draft: Draft, rows: list[int], count: int, vocab_size: int) -> None:

@@ -73,12 +73,19 @@ class Tree(Draft):
         if self.proposals is None:
             rows = self.prob_row.split(self.counts.tolist())
             self.proposals = [[Proposal(*drawn) for drawn in enumerate(part.tolist())] for part in rows]
-        if len(self.proposals) != len(self.counts):
-            raise ValueError(f"proposals of {len(self.proposals)} requests for {len(self.counts)} trees")
+        self.check()
+
+    def check(self) -> None:
+        """Raise ValueError for trees that contradict themselves, or the way in which their siblings were drawn."""
+        if len(self.proposals) != len(self.counts) or len(self.parents) != len(self.tokens):
+            raise ValueError(f"proposals of {len(self.proposals)} requests for {len(self.counts)} trees, and "
+                             f"{len(self.parents)} parents for {len(self.tokens)} nodes")
         rows = 0 if self.probs is None else len(self.probs)
         for b, (parents, tokens, proposals) in enumerate(self.requests()):
-            if any(not -1 <= p.row < rows for p in proposals):
-                raise ValueError(f"request {b}: a proposal's row is -1 or one of the {rows} distributions in probs")
+            if any(type(number) is not int for p in proposals for number in p) or \
+                    any(not (-1 <= p.row < rows and 0 <= p.drafter < max(1, len(self.drafters))) for p in proposals):
+                raise ValueError(f"request {b}: a proposal is of a node, by one of the tree's drafters, and its row is -1 "
+                                 f"or one of the {rows} distributions in probs")
             if any(not -1 <= parent < node for node, parent in enumerate(parents)):
                 raise ValueError(f"request {b}: a parent is -1 or a node before its child, got parents {parents}")
             if {p.node for p in proposals} != set(range(len(parents))):

@@ -10,13 +10,13 @@ mode for launch-bound devices. To change when steps run, touch ``micro_batches.p
 from spin_core.pipeline.executor import (
     CudaStreams, Executor, Flight, Sequential, StageTimeout, Threads, make_executor,
 )
-from spin_core.pipeline.grouping import POLICIES, Item, split
+from spin_core.pipeline.grouping import Item, split
 from spin_core.pipeline.heuristic import Decision, Heuristic, Load
 from spin_core.pipeline.reference import simulate
 from spin_core.pipeline.schedule import DRAFT, STAGES, VERIFY, Schedule, Span
 
 __all__ = [
-    "DRAFT", "POLICIES", "STAGES", "VERIFY", "CudaStreams", "Decision", "Executor", "Flight",
+    "DRAFT", "STAGES", "VERIFY", "CudaStreams", "Decision", "Executor", "Flight",
     "Heuristic", "Item", "Load", "Schedule", "Sequential", "Span", "StageTimeout", "Threads",
     "make_executor", "simulate", "split",
 ]

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from spin_core.draft import Drafter
-from spin_core.draft.catchup import CatchUps, Inline, Job, Worker
+from spin_core.draft.catchup import CatchUps, Job, Worker
 from spin_core.draft.pool import DrafterPool
 from spin_core.request import Request, check_whole
 from spin_core.select.base import NONE, Choice, Outcome, RequestView, Scored, Selector
@@ -51,7 +51,7 @@ class Assigner:
             if name not in selector.arms or not isinstance(capacity, Integral) or capacity < 0:
                 raise ValueError(f"capacities: {name!r} cannot have {capacity!r} places: give a whole number for one "
                                  f"of {', '.join(selector.arms)}")
-        self.catch_ups = CatchUps(Worker(device) if fast_switching else Inline())
+        self.catch_ups = CatchUps(Worker(device) if fast_switching else None)
         self.served: set[int] = set()               # requests that the selector has seen
         self.moves: dict[int, Choice] = {}          # where a request goes once that drafter has read its text
         self.cost = AffineCost()                    # of the target's pass, to share it out
@@ -267,7 +267,7 @@ class Assigner:
 
     def close(self) -> None:
         """End the thread in which drafters read."""
-        self.catch_ups.executor.close()
+        self.catch_ups.close()
 
     # ---- asking
 

@@ -12,7 +12,7 @@ from spin_core.verify.chain import Verdict
 
 @dataclass
 class Progress:
-    """State of B requests that a step changes, int64 tensors that are written in place.
+    """State of B requests that a step changes: contiguous int64 tensors that are written in place.
 
     ``position [B]``, tokens of the text so far: the index of the first token being decided.
     ``last [B]``, the text's last token, which the target reads next.
@@ -25,16 +25,6 @@ class Progress:
     last: Tensor
     slot: Tensor
     lengths: Tensor
-
-    def __post_init__(self) -> None:
-        batch = len(self.position)
-        for name, shape in (("position", (batch,)), ("last", (batch,)), ("slot", (batch,)),
-                            ("lengths", (None, self.lengths.shape[-1]))):
-            x = getattr(self, name)
-            if x.dtype != torch.int64 or x.dim() != len(shape) or shape[0] not in (None, len(x)) or \
-                    not x.is_contiguous():
-                raise ValueError(f"Progress: {name} must be contiguous int64 of {len(shape)} dimensions for {batch} "
-                                 f"requests, got {x.dtype} {tuple(x.shape)}")
 
     def advance(self, verdict: Verdict, position: Tensor) -> None:
         """Take over what was decided from ``position [B]`` on. A failed request stays where it is.

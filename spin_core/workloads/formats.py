@@ -21,7 +21,6 @@ as a missing key.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -30,14 +29,13 @@ from .prompt import Prompt, WorkloadError
 ROLES = {"system": "system", "user": "user", "human": "user",
          "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant",
          "bing": "assistant", "bard": "assistant"}
-_SPACE = re.compile(r"[ \t\r\n]*")  # JSON's own idea of white space
 
 
 def read_file(path: Path, workload: str | None = None) -> tuple[Prompt, ...]:
     """All prompts of a file, in order; ``workload`` (default: the file's stem) is their set's name.
 
-    Raises WorkloadError with ``file:line: reason`` for the first record that cannot be read, and for a file
-    without records; OSError where the file itself cannot be opened.
+    Raises WorkloadError with ``file:line: reason`` (or ``file, item n: reason``) for the first record that cannot be
+    read, and for a file without records; OSError where the file itself cannot be opened.
     """
     data = path.read_bytes()
     try:
@@ -83,35 +81,12 @@ def _lines(text: str, path: Path) -> Iterator[tuple[str, object]]:
 
 
 def _array(text: str, path: Path) -> Iterator[tuple[str, object]]:
-    """The items of a JSON array, one at a time, so that each is known by the line on which it begins."""
-    decoder = json.JSONDecoder()
-    line, counted = 1, 0
-
-    def where(position: int) -> str:
-        nonlocal line, counted
-        line += text.count("\n", counted, position)
-        counted = position
-        return f"{path}:{line}"
-
-    position = _SPACE.match(text, text.index("[") + 1).end()
-    closed = text[position:position + 1] == "]"
-    while not closed:
-        place = where(position)
-        try:
-            record, position = decoder.raw_decode(text, position)
-        except (ValueError, RecursionError) as error:
-            place = where(getattr(error, "pos", position))
-            raise WorkloadError(f"{place}: not valid JSON ({getattr(error, 'msg', error)})") from None
-        yield place, record
-        position = _SPACE.match(text, position).end()
-        closed = text[position:position + 1] == "]"
-        if not closed:
-            if text[position:position + 1] != ",":
-                raise WorkloadError(f"{where(position)}: not valid JSON (expected ',' or ']' after an item)")
-            position = _SPACE.match(text, position + 1).end()
-    position = _SPACE.match(text, position + 1).end()
-    if position < len(text):
-        raise WorkloadError(f"{where(position)}: not valid JSON (text after the end of the array)")
+    try:
+        items = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise WorkloadError(f"{path}:{getattr(error, 'lineno', 1)}: not valid JSON ({getattr(error, 'msg', error)})"
+                            ) from None
+    yield from ((f"{path}, item {number}", item) for number, item in enumerate(items, start=1))
 
 
 def _prompt(record: object, workload: str, default_id: str, default_split: str) -> Prompt:

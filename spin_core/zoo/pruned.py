@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .install import CorruptFileError, sha256
 from .family import DraftModel
-from .weights import assign, read
+from .weights import build, read
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig, PreTrainedModel
@@ -73,16 +73,9 @@ def load_pruned(path: Path, target: PreTrainedModel, vocab_size: int) -> DraftMo
     if "fc.weight" in tensors:
         config.layers_read = _layers(path, metadata.get("layers_read"), target.config.num_hidden_layers)
     kind = FedLlama if fed else Eagle3Llama if "fc.weight" in tensors else LlamaForCausalLM
-    embedding, head = target.get_input_embeddings(), target.get_output_embeddings().weight
-    with torch.device("meta"):                      # shapes only: nothing is initialised to be overwritten
-        model = kind(config)
-        model.lm_head = nn.Linear(head.shape[1], len(ids), bias=False)
-    model.model.embed_tokens = embedding
-    weight = embedding.weight
-    with torch.device(weight.device):               # the rotary frequencies are computed, not loaded
-        model.model.rotary_emb = type(model.model.rotary_emb)(config)
-
-    assign(model, tensors, {"model.embed_tokens.weight": weight, "lm_head.weight": head[ids.to(head.device)]}, path)
+    weight, head = target.get_input_embeddings().weight, target.get_output_embeddings().weight
+    borrowed = {"model.embed_tokens.weight": weight, "lm_head.weight": head[ids.to(head.device)]}
+    model = build(kind, config, tensors, borrowed, path)
     return DraftModel(path.stem, model, ids.to(weight.device), target.config.max_position_embeddings,
                       metadata.get("description", ""))
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .family import DraftModel
-from .weights import assign, read
+from .weights import build, read
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -72,14 +72,9 @@ def load(folder: Path, target: PreTrainedModel, vocab_size: int, name: str | Non
                              f"not {config.hidden_size}")
         embedding = target.get_input_embeddings().weight
     config.vocab_size = len(embedding)
-    with torch.device("meta"):
-        model = Eagle3Llama(config)
-        model.lm_head = nn.Linear(config.hidden_size, len(tensors["lm_head.weight"]), bias=False)
-    body, weight = model.model, target.get_input_embeddings().weight
-    with torch.device(weight.device):               # computed, not loaded
-        body.rotary_emb = type(body.rotary_emb)(config)
+    weight = target.get_input_embeddings().weight
     borrowed = {"model.embed_tokens.weight": embedding.to(weight.device, weight.dtype)}
-    assign(model, tensors, borrowed, folder)
+    model = build(Eagle3Llama, config, tensors, borrowed, folder)
     return DraftModel(name or folder.resolve().name, model, None if ids is None else ids.to(weight.device),
                       wide.max_position_embeddings, f"EAGLE-3 head, from {folder}")
 

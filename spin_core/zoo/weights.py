@@ -40,12 +40,19 @@ def to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (weight.float() / scale[:, None]).round().to(torch.int8), scale
 
 
-def assign(model: nn.Module, own: dict[str, Tensor], borrowed: dict[str, Tensor], path: Path) -> None:
-    """Give ``model``, whose parameters have shapes only, its ``own`` tensors and those ``borrowed`` from the target.
+def build(kind: type[nn.Module], config, own: dict[str, Tensor], borrowed: dict[str, Tensor], path: Path) -> nn.Module:
+    """A drafter of ``kind`` with its ``own`` tensors and those ``borrowed`` from the target, in eval mode.
 
     The keys of ``own`` are those of a file, without "model."; its tensors take the first borrowed one's device and
     dtype. ValueError names the ``path``, and the key that is missing, unknown or of a wrong shape.
     """
+    columns = len(borrowed["lm_head.weight"] if "lm_head.weight" in borrowed else own["lm_head.weight"])
+    with torch.device("meta"):                      # shapes only: nothing is initialised to be overwritten
+        model = kind(config)
+        model.lm_head = nn.Linear(config.hidden_size, columns, bias=False)
+    like = next(iter(borrowed.values()))
+    with torch.device(like.device):                 # the rotary frequencies are computed, not loaded
+        model.model.rotary_emb = type(model.model.rotary_emb)(config)
     shapes = {key: value.shape for key, value in model.state_dict().items()}
     expected = {key.removeprefix("model."): key for key in shapes if key not in borrowed}
     for key in sorted(expected.keys() | own.keys()):
@@ -55,7 +62,6 @@ def assign(model: nn.Module, own: dict[str, Tensor], borrowed: dict[str, Tensor]
             raise ValueError(f"{path}: key {key!r} is not a part of this drafter")
         if own[key].shape != (shape := shapes[expected[key]]):
             raise ValueError(f"{path}: key {key!r} has shape {list(own[key].shape)}, this target needs {list(shape)}")
-    like = next(iter(borrowed.values()))
     tensors = {expected[key]: value.to(like.device, like.dtype) for key, value in own.items()}
     model.load_state_dict({**tensors, **borrowed}, strict=True, assign=True)
-    model.eval().requires_grad_(False)
+    return model.eval().requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Every way to attend gives the attention of the textbook, whatever lies in memory that nobody wrote."""
+"""Every way to attend gives the attention of the textbook, whatever lies in memory that was never written."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_what_lies_in_unused_memory_does_not_matter(strategy):
 
 
 @pytest.mark.parametrize("strategy", WAYS)
-def test_a_request_of_nans_harms_nobody_else(strategy):
+def test_a_request_of_nans_harms_no_other(strategy):
     c = case([(30, 4, None), (30, 4, None), (9, 4, None)])
     c.cache.v[0][c.batch.slots[1], :, 5] = torch.nan
     c.cache.k[0][c.batch.slots[1], :, 7] = torch.nan

@@ -198,7 +198,7 @@ def test_what_cannot_be_is_refused(lengths, q_lens, options, words):
         plan(lengths, q_lens, **options)
 
 
-def test_nobody_asks():
+def test_a_plan_without_queries():
     made = plan([5, 0], [0, 0], "decomposed", costs=COSTS)
     assert made.pieces == [] and made.width == 0 and made.kv_touched == 0
     assert "0 queries" in made.describe()

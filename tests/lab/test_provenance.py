@@ -29,7 +29,7 @@ def test_here_names_the_machine_and_the_versions():
     assert here["versions"]["torch"] == torch.__version__
     assert here["versions"]["spin-core"]
     assert here["date"].endswith("+00:00")
-    assert socket.gethostname() not in here["machine"].split(), "a host name is nobody's business"
+    assert socket.gethostname() not in here["machine"].split(), "a host name is no part of a measurement"
 
 
 def test_here_gives_a_new_dict_every_time():

@@ -120,7 +120,7 @@ def test_others_go_on_where_one_has_ended(flights):
     expected = waiting.generate([[1, 4], [2, 4], [3, 4]], params)
     got = other.generate([[1, 4], [2, 4], [3, 4]], params)
     assert [r.output_ids for r in got] == [r.output_ids for r in expected]
-    assert flights["launch"] >= waiting.steps - 2           # nobody landed all because of one
+    assert flights["launch"] >= waiting.steps - 2           # not all landed because of one
 
 
 def test_a_stream_tells_the_end_of_everyone():

@@ -22,7 +22,7 @@ PASSES = st.lists(st.tuples(st.lists(st.tuples(st.integers(0, 3), st.integers(1,
 
 
 def poison(runner: ModelRunner) -> None:
-    """Memory that nobody wrote may hold anything."""
+    """Memory that was never written may hold anything."""
     for kept in (*runner.cache.k, *runner.cache.v):
         kept.fill_(math.nan)
 

@@ -266,7 +266,7 @@ def test_impossible_settings_are_refused():
             Heuristic(**wrong)
 
 
-def test_where_nobody_drafts_noise_promises_nothing():
+def test_where_no_request_drafts_noise_promises_nothing():
     """Rounds that are all verification, on a machine whose speed comes and goes by a tenth and more."""
     rng = np.random.default_rng(0)
     heuristic = Heuristic(8)

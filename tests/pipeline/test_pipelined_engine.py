@@ -245,7 +245,7 @@ def test_an_interrupted_generate_leaves_a_usable_engine(error):
     tiny.assert_greedy(engine.family.target, engine.generate([[7, 7]], GREEDY.with_(stop_ids=None))[0])
 
 
-def test_a_stage_that_hangs_ends_the_wait_and_loses_nobody():
+def test_a_stage_that_hangs_ends_the_wait_and_loses_no_request():
     engine = pipelined(2, max_batch=4)
     limit(engine, 0.3)
     release, forward, calls = threading.Event(), engine.target.forward, []
@@ -323,7 +323,7 @@ def test_nothing_holds_on_to_finished_requests(count):
     assert not [r for r in gone if r() is not None]
 
 
-def test_who_works_for_an_engine_ends_with_it():
+def test_an_engines_threads_end_with_it():
     before = set(threading.enumerate())
     engine = pipelined(2)
     engine.generate([[1, 4], [2, 4]], GREEDY)
@@ -366,7 +366,7 @@ def test_a_count_that_changes_all_the_time_is_followed():
     assert len({e.micro_batches for e in engine.trace.events if e.kind == "step"}) > 3
 
 
-def test_the_heuristic_does_not_hear_of_time_in_which_nobody_stepped():
+def test_time_without_a_step_does_not_count_for_the_heuristic():
     engine, heard = pipelined("auto", max_batch=2), []
     engine.pipeline.heuristic.observe = lambda load, requests, seconds, *rest: heard.append(seconds)
     for i in range(2):

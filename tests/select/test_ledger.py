@@ -118,7 +118,7 @@ def test_a_drafter_that_would_read_for_long_is_explored_by_one_request_only(leng
     monkeypatch.setattr(spin, "FREE_TRIES", 1000)
     selector = make("spin", ["a", "b"], first=1, growth=1.0, gamma=1, prior=1000.0)
     seats = [RequestView(r, 9, 20, 99) for r in range(6)]
-    before = served(selector, seats, {"a": 1, "b": 1, "none": 1}, 9)                # nobody is worth it
+    before = served(selector, seats, {"a": 1, "b": 1, "none": 1}, 9)                # no drafter is worth it
     explored = any(c.drafter != "none" for c in before[-1].values())
     unread = [RequestView(r, 9, 20, 99, unread={"a": 1.0 + n, "b": 2.0 + n}) for r, n in enumerate(lengths)]
     for step, choices in enumerate(served(selector, unread, {"a": 1, "b": 1, "none": 1}, 12)):

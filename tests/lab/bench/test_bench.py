@@ -261,7 +261,7 @@ def test_fixed_drafters_are_the_whole_pool(family):
     assert names("default") == ["near", "subset", "ngram"]
     assert names("all") == ["near", "subset", "ngram", "ngram+near", "ngram+subset"]
     assert peers.singles(family, ["sparse:near:1/2:3", "ngram:1"], 8) == [("sparse:near:1/2", 3), ("ngram", 1)]
-    assert dict(peers.singles(family, ["default"], 8))["near"] == 2, "of a drafter that nobody has measured"
+    assert dict(peers.singles(family, ["default"], 8))["near"] == 2, "of a drafter that was not measured"
     with pytest.raises(ValueError):
         names("near")
 

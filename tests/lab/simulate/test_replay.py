@@ -124,7 +124,7 @@ def test_the_ceilings_are_in_order(seed):
         for arm in ("a", "b", NONE):
             fixed = make(f"fixed:{arm}", recording.arms, gamma=gammas)
             assert request >= replay(recording, fixed, batch=batch).goodput - 1e-9
-        if batch == 1:          # where nobody shares a pass the plan of single steps is the best there is
+        if batch == 1:          # where no requests share a pass the plan of single steps is the best there is
             step = oracle_steps(recording, gammas, batch=1).goodput
             assert step >= request - 1e-9
             assert oracle_steps(recording, None, batch=1).goodput >= step - 1e-9
@@ -150,7 +150,7 @@ def test_full_information_keeps_to_a_shifting_workload():
     assert (run.arm[late] == 1).mean() > .8
 
 
-def test_full_information_asks_nobody_who_has_no_room():
+def test_full_information_asks_no_drafter_without_room():
     """With no place for a drafter it plans, and listens, as if that drafter were not there."""
     recording = with_lookup(record(tokens=80))
     closed = replay(recording.only(["a", "b"]), make("spin-full", ["a", "b"]), capacities={"a": 0})
