@@ -9,8 +9,9 @@ matching of requests to the drafters' places. Our choices, where we know of noth
 * a slot is a step of the server. Epoch j explores ``explore`` slots and exploits ``first * growth^j``: with growth
   above 1 the number of exploration slots grows as log T, and so may the regret;
 * an exploration slot takes drafters in random order, those that a request has tried least before the others. It is
-  repeated until there are as many tries as drafters, which matters only if requests are few;
-* a request explores a drafter only where that may pay (:meth:`Spin._may_pay`), so more drafters cost little;
+  repeated until there are as many tries as drafters, at most ``MAX_TRIES``, which matters only if requests are few;
+* a request explores a drafter only where that may pay (:meth:`Spin._may_pay`), and a new drafter begins with one
+  token for one request; of many, the later ones wait until first tries have cost little of the time served;
 * rates are those of the present batch: the part of a step that does not depend on the draft is counted at its present
   length (:class:`spin_core.select.ledger.Ledger`);
 * nothing is known in advance. A new request starts with the pooled estimate of all requests before it, as if it had
@@ -35,8 +36,12 @@ from spin_core.select.schedule import Epochs
 from spin_core.theory import speed_up
 
 MAX_SWITCH_COST = 0.05      # as a share of the seconds that plain decoding would take
+MAX_TRIES = 6               # of an epoch, however many drafters there are; and so many drafters are tried at once
+TRIAL_SHARE = 0.02          # of the time served: another drafter is tried when first tries have cost less than that
 TRIES = 2                   # steps that it takes to find out whether a drafter is better than it seems
-FREE_TRIES = 3              # steps that a drafter gets in any case, over all requests
+FREE_TRIES = 3              # steps, over all requests, of a drafter that would be the best if every draft were accepted
+DOUBT, DOUBTED = 3, 0.5     # of a drafter before it has shown what it brings: steps, and tokens accepted in each
+ALONE = 2                   # steps in which a new drafter serves one request only: reading texts may be expensive
 P_BETTER = 0.3              # the probability that it is better by one standard deviation
 
 
@@ -58,6 +63,7 @@ class Spin(Greedy):
         self.own_devices, self.step_cost, self.goodput = own_devices, AffineCost(), 0.0
         self.pass_costs = [AffineCost() for _ in self.arms]     # seconds of a drafter's passes in a step, by requests
         self.totals = np.zeros((5, len(self.arms)))     # pooled: steps, tokens, own seconds, tested, drafted
+        self.served = self.trial_cost = 0.0     # seconds of all steps, and those that first tries have added
 
     @property
     def slot(self) -> tuple[int, int, int, int] | None:
@@ -69,27 +75,46 @@ class Spin(Greedy):
         return self.ledger.rates(rows, tuple(self._prior()[:3]))
 
     def _prior(self) -> ndarray:
-        """The pooled estimate that a new request starts with, as ``totals``."""
-        return self.totals * (self.prior / np.maximum(self.totals[0], 1))
+        """The pooled estimate that a new request starts with, as ``totals``: as if each drafter had been tested in
+        ``DOUBT`` steps more, with ``DOUBTED`` of a token accepted in each."""
+        steps, tokens, own, tested, drafted = self.totals
+        weight, doubt = self.prior / np.maximum(steps, 1), DOUBT * (steps > 0)
+        with_doubt = weight * steps / np.maximum(steps + doubt, 1)
+        return np.stack([weight * steps, with_doubt * (tokens + doubt * (1 + DOUBTED)), weight * own,
+                         with_doubt * (tested + doubt), weight * drafted])
 
     def weights(self, views: Sequence[RequestView]) -> ndarray:
         """Called once per step: it also advances the epoch."""
         rates, price = self.rates(views), self._price(views)
         known = np.where(np.isinf(rates), 0, rates)
         known /= 1 + known * price
-        if self.own_devices and np.isfinite(rates[:, self.open]).all():
+        waiting, unproven = self._waiting(), (self.totals[0] < ALONE) & (np.arange(len(self.arms)) != self.none)
+        if self.own_devices and np.isfinite(rates[:, self.open & ~waiting]).all():
             weights = self._together(views, price)
         else:
             weights = untried_first(np.where(np.isinf(rates), rates, known), self.rng)
-        if self.epochs.tick(math.ceil(self.drafters / len(views))):
+        second = self.goodput or self.ledger.common_rate(len(views))       # what a second is worth, in tokens
+        may = self._affordable(views, price, second, unproven) & ~waiting
+        weights = np.where(unproven & ~may, weights.min() - 1, weights)
+        if self.epochs.tick(math.ceil(min(self.drafters, MAX_TRIES) / len(views))):
             steps = self.ledger.steps[self.ledger.rows(v.request for v in views)]
             drawn = drawn_first(weights, steps, self.none, self.rng)
-            second = self.goodput or self.ledger.common_rate(len(views))       # what a second is worth, in tokens
-            return np.where(self._affordable(price, second) & self._may_pay(views, known), drawn, weights)
+            return np.where(may & self._may_pay(views, known, price), drawn, weights)
         return weights
 
-    def _may_pay(self, views: Sequence[RequestView], rates: ndarray) -> ndarray:
-        """Where exploring may bring more than it costs, bool ``[B, arms]``; ``rates [B, arms]``: tokens per second.
+    def _waiting(self) -> ndarray:
+        """Drafters that have not had their first try yet and must wait for it, bool ``[arms]``."""
+        new = (self.totals[0] == 0) & self.open
+        new[self.none] = False
+        begun = np.count_nonzero(np.delete(self.totals[0], self.none))
+        new[np.flatnonzero(new)[:max(0, MAX_TRIES - begun)]] = False
+        if new.any() and self.trial_cost <= TRIAL_SHARE * self.served:
+            new[self.rng.choice(np.flatnonzero(new))] = False       # any: a lookup may find nothing for a long time
+        return new
+
+    def _may_pay(self, views: Sequence[RequestView], rates: ndarray, price: ndarray) -> ndarray:
+        """Where exploring may bring more than it costs, bool ``[B, arms]``; ``rates [B, arms]``: tokens per second;
+        ``price [B, arms]``: seconds of reading for each token to come.
 
         ``TRIES`` steps cost what the drafter is slower than the best one. What they bring is a faster drafter for the
         tokens that may still come, if the drafter is one standard deviation better than it seems. The accepted tokens
@@ -104,7 +129,10 @@ class Spin(Greedy):
         best = np.maximum(rates[:, self.open].max(1, keepdims=True), 1e-9)
         left = np.array([[v.max_gamma + 1] for v in views])
         gain, loss = P_BETTER * (rates * better / best - 1) * left, TRIES * mean * (1 - rates / best)
-        return (steps < FREE_TRIES) | (gain > loss)
+        _, _, own, _, drafted = self.totals
+        seconds = self.ledger.share(len(views)) + self.gamma * own / np.maximum(drafted, 1)
+        ceiling = 1 / (np.maximum(seconds, 1e-12) / (1 + self.gamma) + price)       # the rate with every draft accepted
+        return (steps < FREE_TRIES) & (ceiling > best) | (gain > loss)
 
     def _together(self, views: Sequence[RequestView], price: ndarray) -> ndarray:
         """Expected tokens of a step ``[B, arms]``; drafters that would slow the whole batch are below all others.
@@ -135,15 +163,18 @@ class Spin(Greedy):
         self.goodput = best
         return expected - np.where(chosen, 0, np.ptp(expected) + 1)
 
-    def _affordable(self, price: ndarray, worth: float) -> ndarray:
+    def _affordable(self, views: Sequence[RequestView], price: ndarray, worth: float, unproven: ndarray) -> ndarray:
         """Which requests may explore which drafters, bool ``[B, arms]``, at a ``price [B, arms]`` of reading, if a
-        second is worth so many tokens. An expensive drafter gets one request, the one with the least to read."""
-        may = price <= MAX_SWITCH_COST / worth
-        expensive, price = np.flatnonzero(~may.all(0)), price.copy()
-        for arm in self.rng.permutation(expensive) if len(expensive) else ():
-            row = price[:, arm].argmin()
-            may[row, arm] = True
-            price[row] = np.inf             # a request explores one drafter
+        second is worth so many tokens. An expensive drafter and an ``unproven [arms]`` one get one request, the one
+        with the least to read."""
+        may = (price <= MAX_SWITCH_COST / worth) & ~unproven
+        few = np.flatnonzero(~may.all(0))
+        if len(few):
+            unread = np.array([[v.context * (v.current != arm) for arm in self.arms] for v in views], float)
+            for arm in self.rng.permutation(few):
+                row = unread[:, arm].argmin()
+                may[row, arm] = True
+                unread[row] = np.inf        # a request explores one drafter
         return may
 
     def _price(self, views: Sequence[RequestView]) -> ndarray:
@@ -157,7 +188,8 @@ class Spin(Greedy):
 
     def lengths(self, views: Sequence[RequestView], arms: ndarray) -> ndarray:
         """The draft length that theory finds best (:func:`spin_core.theory.speed_up`), given the cost of this drafter's
-        tokens and their acceptance for this request, at most ``gamma``; just ``gamma`` without ``shorten``."""
+        tokens and their acceptance for this request, at most ``gamma``, and 1 at its first try;
+        just ``gamma`` without ``shorten``."""
         share = self.ledger.share(len(views))
         if not self.shorten or share <= 0:
             return self.gamma[arms]
@@ -167,10 +199,20 @@ class Spin(Greedy):
         chance = (accepted + 1) / (tested + self.ledger.tested[rows, arms] + 2)
         lengths = np.arange(1, self.gamma.max(initial=1) + 1)
         gains = speed_up(chance[:, None], lengths, (own / np.where(drafted > 0, drafted, 1) / share)[:, None])
-        return np.where(drafted > 0, np.minimum(lengths[gains.argmax(1)], self.gamma[arms]), self.gamma[arms])
+        return np.where(drafted > 0, np.minimum(lengths[gains.argmax(1)], self.gamma[arms]),
+                        np.minimum(1, self.gamma[arms]))
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         arms = self.arms_of(outcomes)
+        self.served += sum(o.draft_seconds + o.verify_seconds for o in outcomes)
+        unproven = (self.totals[0] < ALONE)[arms] & (arms != self.none)
+        if unproven.any():
+            self.trial_cost += sum(o.draft_seconds + o.verify_seconds - o.plain_seconds
+                                   for o, new in zip(outcomes, unproven) if new)
+            # the pass of an unproven drafter, which drafts for one request, counts as if half of the batch shared it
+            sharing = 1.0 if self.own_devices else max(1.0, len(outcomes) / 2)
+            outcomes = [o._replace(draft_seconds=o.draft_seconds / sharing) if new else o
+                        for o, new in zip(outcomes, unproven)]
         _, tokens, own, tested = self.ledger.add(outcomes, arms)
         self.totals *= self.keep ** np.bincount(arms, minlength=len(self.arms))
         drafted = [o.drafted for o in outcomes]

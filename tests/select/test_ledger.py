@@ -72,7 +72,7 @@ def test_spin_drafts_as_many_tokens_as_pay(alpha, cost, gamma):
     assert speed_up(alpha, lengths[0], cost) == pytest.approx(
         max(speed_up(alpha, length, cost) for length in range(1, gamma + 1)), rel=1e-4)
     # a drafter that is not known yet, and plain decoding
-    assert selector.lengths([RequestView(0, 9, 20, 8)], np.array([b, none])).tolist() == [3, 0]
+    assert selector.lengths([RequestView(0, 9, 20, 8)], np.array([b, none])).tolist() == [1, 0]
 
 
 def test_a_request_whose_drafts_hold_drafts_more_than_its_neighbour():

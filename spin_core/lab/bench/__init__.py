@@ -21,7 +21,7 @@ from spin_core.lab import provenance
 from spin_core.files import save_json
 
 NAMES = ("peers", "products", "passes", "equality", "load", "distributed", "verify", "verify-attention", "drafters",
-         "select", "select-live", "select-paper", "simulate", "pipeline", "trees", "hypotheses", "spire",
+         "select", "select-paper", "simulate", "pipeline", "trees", "hypotheses", "spire",
          "families", "race", "gpu")
 
 _COMPARE = {">=": operator.ge, "<=": operator.le}

@@ -9,15 +9,18 @@ those of ``generate``: in fp32 products of other shapes round differently, and a
 Four cases share ``--budget-seconds``: batch 1 and 8, greedy and temperature 1. Each has one round at least, and
 further ones while there is time. Engines live through all rounds of a case, as a service would: what SPIN learns it
 keeps. A case that breaks off, by an error or by hand, costs no finished round: the report holds what was measured.
+``--json`` is written after every case, and ``--resume`` goes on behind the last whole one.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import time
 from collections.abc import Mapping
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,6 +28,7 @@ import torch
 from spin_core.draft import DraftTable
 from spin_core.draft.pool import is_fed
 from spin_core.engine import Engine
+from spin_core.files import save_json
 from spin_core.lab.bench import Bar, Report, positive
 from spin_core.lab.bench import contenders as how, elsewhere
 from spin_core.lab.bench.answers import is_lookup
@@ -43,6 +47,7 @@ from spin_core.workloads import NAMES
 
 DESCRIPTION = "the whole system against transformers (generate, assisted, continuous batching) and flashspec"
 TURN = 32               # steps: at the end of a turn a pipeline runs empty, which costs time
+BROKEN = "runs to its end"      # the bar of a run that did not
 SLOW = "mix"            # contenders that are several times slower decode this workload only
 
 
@@ -64,6 +69,7 @@ def add_arguments(parser) -> None:
     parser.add_argument("--budget-seconds", type=float, default=400.0, help="for all cases together (default 400)")
     parser.add_argument("--plain", action="store_true",
                         help="only our plain decoding and SPIN: the gain by batch, such as --batch 1 2 4 8 16 32")
+    parser.add_argument("--resume", action="store_true", help="keep the whole cases of an earlier run in --json")
     parser.add_argument("--rounds", type=positive, default=1, help="rounds of a case at least (default 1)")
     parser.add_argument("--device", default="cpu")
 
@@ -83,7 +89,7 @@ def run(args) -> Report:
         if not whole.rows:
             raise
         whole.notes.append(f"broke off: {type(error).__name__}: {str(error)[:300]}")
-        whole.bars.append(Bar("runs to its end", 0.0, ">= 1"))
+        whole.bars.append(Bar(BROKEN, 0.0, ">= 1"))
     whole.notes += ["the best fixed drafter is chosen by the rounds that report it",
                     "'packed products' is transformers' own loop over the products that our runner uses: what it gains "
                     "over plain generate is due to the products alone",
@@ -99,7 +105,9 @@ def measure(args, whole: Report) -> None:
     from spin_core.workloads import load_workload
 
     family = zoo.load("smollm2", device=args.device)
-    cases = [(batch, temperature) for temperature in args.temperature for batch in args.batch]
+    kept = resumed(Path(args.json), whole) if args.resume and args.json and Path(args.json).exists() else ()
+    cases = [(batch, temperature) for temperature in args.temperature for batch in args.batch
+             if (batch, temperature) not in kept]
     end = time.monotonic() + args.budget_seconds
     for done, (batch, temperature) in enumerate(cases):
         stop = time.monotonic() + max(0.0, end - time.monotonic()) / (len(cases) - done)
@@ -120,8 +128,25 @@ def measure(args, whole: Report) -> None:
                 whole.bars += bars(here, batch, temperature)
                 whole.notes.append(f"{case(batch, temperature)}: {rounds} rounds of {sum(map(len, prompts.values()))} "
                                    f"prompts, at most {args.max_new_tokens} tokens each")
+        if args.json:
+            save_json(args.json, whole.as_dict())
     if not args.plain:
         whole.rows += [{"batch": batch, "temperature": 0.0} | row for batch in args.batch for row in ceilings(batch)]
+
+
+def resumed(path: Path, whole: Report) -> set[tuple[int, float]]:
+    """Put the whole cases of an earlier report into ``whole``; which these are, as (batch, temperature)."""
+    found = json.loads(path.read_text("utf-8"))
+    rows = [row for row in found["rows"] if not row["contender"].startswith("ceiling")]
+    cases = list(dict.fromkeys((row["batch"], row["temperature"]) for row in rows))
+    if any(bar["name"] == BROKEN for bar in found["bars"]):
+        cases.pop()
+    names = tuple(case(*one) for one in cases)
+    whole.rows += [row for row in rows if (row["batch"], row["temperature"]) in cases]
+    whole.bars += [Bar(bar["name"], bar["value"], bar["target"]) for bar in found["bars"]
+                   if bar["name"].endswith(tuple(f", {name}" for name in names))]
+    whole.notes += [note for note in found["notes"] if note.startswith(tuple(f"{name}: " for name in names))]
+    return set(cases)
 
 
 def case(batch: int, temperature: float) -> str:

@@ -28,7 +28,8 @@ def add_arguments(parser) -> None:
     parser.add_argument("--budget-minutes", type=float, default=60.0,
                         help="minutes for the data and the training together (default 60)")
     parser.add_argument("--answer-tokens", type=int, default=400_000,
-                        help="tokens of answers to train on; fewer if 40 %% of the budget runs out (default 400000)")
+                        help="tokens of answers to train on; fewer if 40 %% of the budget runs out; 0: only the data that "
+                             "are there (default 400000)")
     parser.add_argument("--steps", type=int, help="training steps, instead of what the budget allows")
     parser.add_argument("--forever", action="store_true",
                         help="train until SIGTERM or Ctrl-C, on the data there are and those that appear")
@@ -81,7 +82,7 @@ def run(args) -> int:
 
 def check(out: Path, shard_size: int | None, steps: int | None, budget: float, answer_tokens: int) -> None:
     """Raise ValueError for numbers no drafter can be made with, OSError if nothing can be written into ``out``."""
-    for option, value, least in (("--steps", steps, 1), ("--answer-tokens", answer_tokens, 1),
+    for option, value, least in (("--steps", steps, 1), ("--answer-tokens", answer_tokens, 0),
                                  ("--shard", shard_size, 2)):       # a shard's first sequence is held out
         if value is not None and value < least:
             raise ValueError(f"{option} {value}: must be at least {least}")
@@ -112,6 +113,8 @@ def distill(family, recipes: dict[str, Recipe | TableRecipe], out: Path, *, budg
             generate(family, folder, answer_tokens, seed=seed, shard_size=size, train_prompts=train_prompts, tell=tell,
                      deadline=began + (.4 * budget if recipes else budget))
         folders = [*([folder] if folder.exists() else []), *data]
+        if budget < float("inf") and not any(corpus.paths(part) for part in folders):
+            raise ValueError(f"no data in {', '.join(map(str, [folder, *data]))}: --answer-tokens above 0 makes some")
         for name, recipe in tables.items():
             path = out / name / f"{name}.safetensors"
             shards = (corpus.read(p) for folder in folders for p in corpus.paths(folder))

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +16,7 @@ from spin_core.lab.bench import Bar, Report
 from spin_core.lab.bench import contenders, peers
 from spin_core.lab.bench.rounds import Contender, in_turns, interval, ratio
 from spin_core.engine import Engine
+from spin_core.files import save_json
 from spin_core.request import SamplingParams
 from tests import tiny
 
@@ -58,7 +59,7 @@ def test_every_benchmark_has_the_common_form(name):
 @pytest.mark.parametrize("command, option", [
     ("simulate --repeats 0", "--repeats"), ("simulate --arrivals bursty --requests 0", "--requests"),
     ("simulate --validate --gamma 2 0", "--gamma"), ("select --seeds 0", "--seeds"), ("select --batch -1", "--batch"),
-    ("select-live --finalists 0", "--finalists"), ("passes --repeats 0", "--repeats"),
+    ("passes --repeats 0", "--repeats"),
     ("products --context 0", "--context"), ("verify --vocab 300 0", "--vocab"), ("verify --batch 0", "--batch"),
     ("verify-attention --repeats 1", "--repeats"), ("pipeline --rounds 0", "--rounds"),
     ("pipeline --counts 0", "--counts"), ("peers --max-new-tokens 0", "--max-new-tokens"),
@@ -211,7 +212,7 @@ def test_a_round_that_breaks_off_leaves_those_before_it(error):
     assert list(here[0].cells) == [(0, "a"), (0, "b"), (1, "a"), (1, "b")]
 
 
-def run_to(breaks: list[tuple[int, type[BaseException]]], monkeypatch) -> Report:
+def run_to(breaks: list[tuple[int, type[BaseException]]], monkeypatch, json=None, more=()) -> Report:
     """A run of three cases; those that break do so after so many whole rounds."""
     def compare(here, prompts, before, params, stop, notes, least):
         rounds, error = todo.pop(0)
@@ -230,7 +231,8 @@ def run_to(breaks: list[tuple[int, type[BaseException]]], monkeypatch) -> Report
     monkeypatch.setattr(peers, "ceilings", lambda batch: [{"contender": "ceiling"}])
     parser = ArgumentParser()
     peers.add_arguments(parser)
-    return peers.run(parser.parse_args(["--batch", "1", "2", "3", "--temperature", "0", "--workloads", "a", "b"]))
+    arguments = ["--batch", "1", "2", "3", "--temperature", "0", "--workloads", "a", "b", *more]
+    return peers.run(parser.parse_args(arguments, Namespace(json=json)))
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
@@ -241,6 +243,20 @@ def test_a_run_that_breaks_off_keeps_what_it_has(error, monkeypatch):
     report = run_to([(2, None), (1, error)], monkeypatch)
     assert {row["batch"] for row in report.rows} == {1, 2}
     assert report.notes[1] == "batch 2, greedy: 1 rounds of 4 prompts, at most 32 tokens each"
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_run_goes_on_behind_the_cases_that_are_stored(killed, monkeypatch, tmp_path):
+    """Killed it has stored its whole cases, broken off half of one more."""
+    path = tmp_path / "peers.json"
+    report = run_to([(2, None), (1, KeyboardInterrupt)], monkeypatch, path)
+    if not killed:
+        save_json(path, report.as_dict())
+    report = run_to([(3, None)] * 2, monkeypatch, path, ["--resume"])
+    assert [row["batch"] for row in report.rows] == [1] * 4 + [2] * 4 + [3] * 4 + [1, 2, 3]
+    assert [note.partition(" prompts")[0] for note in report.notes[:3]] == [
+        "batch 1, greedy: 2 rounds of 4", "batch 2, greedy: 3 rounds of 4", "batch 3, greedy: 3 rounds of 6"]
+    assert [bar.name for bar in report.bars] == [bar.name for bar in run_to([(3, None)] * 3, monkeypatch).bars]
 
 
 def test_a_run_to_the_end_ends_with_the_ceilings(monkeypatch):

@@ -204,7 +204,7 @@ def test_data_of_another_seed_are_refused(made, family):
         generate(family, made / "data", 1, seed=6, tell=lambda line: None)
 
 
-@pytest.mark.parametrize("option, least", [("--steps", 1), ("--shard", 2), ("--answer-tokens", 1)])
+@pytest.mark.parametrize("option, least", [("--steps", 1), ("--shard", 2), ("--answer-tokens", 0)])
 def test_numbers_that_make_no_drafter_are_refused_before_the_work(monkeypatch, tmp_path, capsys, option, least):
     monkeypatch.setattr(zoo, "load", lambda *args, **options: pytest.fail("it has begun to work"))
     out = tmp_path / "out"
@@ -216,7 +216,7 @@ def test_numbers_that_make_no_drafter_are_refused_before_the_work(monkeypatch, t
 @pytest.mark.parametrize("option, value, reason", [
     ("--budget-minutes", "0", "must be a number of minutes above 0"), ("--budget-minutes", "-1", "above 0"),
     ("--budget-minutes", "nan", "above 0"), ("--budget-minutes", "inf", "above 0"),
-    ("--answer-tokens", "-5", "--answer-tokens -5: must be at least 1")])
+    ("--answer-tokens", "-5", "--answer-tokens -5: must be at least 0")])
 def test_budgets_that_make_no_drafter_are_refused_before_the_work(monkeypatch, tmp_path, capsys, option, value, reason):
     monkeypatch.setattr(zoo, "load", lambda *args, **options: pytest.fail("it has begun to work"))
     out = tmp_path / "out"
@@ -337,11 +337,17 @@ def test_prompts_are_seeded_and_varied():
 def test_a_table_is_made_from_the_same_data_without_the_held_out_part(made, family):
     """Asked for alone, where the data are there already."""
     shards = [corpus.read(path) for path in corpus.paths(made / "data")]
-    distill(family, {"habits": TableRecipe(50)}, made, budget=60, answer_tokens=1, seed=5, tell=lambda line: None)
+    distill(family, {"habits": TableRecipe(50)}, made, budget=60, answer_tokens=0, seed=5, tell=lambda line: None)
+    assert corpus.paths(made / "data") == [made / "data" / f"shard-{n:05d}.safetensors" for n in range(len(shards))]
     table = load_table(made / "habits" / "habits.safetensors", family.vocab_size)
     expected = make_table([s.take(torch.arange(s.held_out, len(s.lengths))) for s in shards], family.vocab_size, 50)
     assert torch.equal(table.contexts, expected["contexts"]) and len(table.contexts) == 50
     assert torch.equal(table.followers, expected["followers"])
+
+
+def test_without_data_there_is_nothing_to_make_a_table_from(family, tmp_path):
+    with pytest.raises(ValueError, match=f"no data in {tmp_path}/data: --answer-tokens"):
+        distill(family, {"habits": TableRecipe(50)}, tmp_path, budget=60, answer_tokens=0)
 
 
 def test_every_rung_is_trained_and_the_ladder_told(family, tmp_path):

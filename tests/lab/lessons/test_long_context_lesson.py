@@ -94,13 +94,8 @@ def test_the_model_on_our_family_is_the_formula_and_stands_beside_what_was_measu
     rows, origin = lesson.our_family(8, 2, tmp_path)
     assert rows[0]["measured"] == pytest.approx(.9) and origin == {"cpu": here} and "measured" not in rows[1]
     assert rows[0]["own"] == pytest.approx(1.4 * target(8) / (2 * draft + target(24)))
-    live = [{"contender": "fed-1L-4k", "gamma": 2, "vs_plain": .8, "tokens_per_verification": 1.4, "acceptance": .2}]
-    put(tmp_path, "select-live", live, here)
-    assert lesson.our_family(8, 2, tmp_path)[0][0]["measured"] == .8
     for batch, gamma in ((4, 2), (8, 3)):
         assert "measured" not in lesson.our_family(batch, gamma, tmp_path)[0][0], "another setting"
-    put(tmp_path, "select-live", live, cpu="another")
-    assert lesson.our_family(8, 2, tmp_path)[0][0]["measured"] == pytest.approx(.9), "other costs"
 
 
 def test_the_widget_moves_the_model_on_our_family():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -189,3 +191,30 @@ def test_the_stored_recording_is_small_whole_and_says_where_it_is_from():
     assert run.tokens == recording.lengths.sum()
     flat = memory_bound(recording)
     assert flat.about["kind"] == "modelled" and flat.passes["target"](1) == pytest.approx(recording.passes["target"](1))
+
+
+# ---- what SPIN's exploration may cost
+
+def spin_over(recording: Recording, other, batch: int) -> float:
+    """SPIN's goodput over that of ``other(seed)`` on a new server, the mean over a few seeds."""
+    def goodput(selector, seed):
+        order = np.random.default_rng(seed).permutation(len(recording))
+        return replay(recording, selector, batch=batch, order=order).goodput
+    return float(np.mean([goodput(make("spin", recording.arms, gamma=2, shorten=True, seed=seed), seed)
+                          / goodput(other(seed), seed) for seed in range(3)]))
+
+
+def test_many_arms_that_cannot_pay_cost_little():
+    useful, useless = {"a": .05, "b": .1}, {f"slow-{i}": .9 for i in range(8)}
+    likely = {w: {**rates, **dict.fromkeys(useless, .8)} for w, rates in DISTRIBUTIONS.items()}
+    recording = synthetic(likely, useful | useless, ("prose", "code") * 20, tokens=60)
+    assert spin_over(recording, lambda seed: make("spin", [*useful], gamma=2, shorten=True, seed=seed), 8) > .96
+
+
+@pytest.mark.parametrize("batch", [16, 32])
+def test_where_rows_are_expensive_spin_is_hardly_slower_than_plain_decoding(batch):
+    recording = synthetic({"prose": {"a": .4, "b": .3, "c": .4}}, {"a": .1, "b": .2, "c": .3}, ("prose",) * 96,
+                          tokens=32, prompt=160)
+    passes = {name: Passes((1, 1001), (p(1), 201 * p(1))) for name, p in recording.passes.items()}    # bound by products
+    recording = replace(recording, passes=passes)
+    assert spin_over(recording, lambda seed: make(f"fixed:{NONE}", []), batch) > .95

@@ -9,9 +9,9 @@ import numpy as np
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import NullFormatter, ScalarFormatter
 
-from spin_core.lab.lessons.look import BLUE, GREEN, GREY, INK, LIGHT, ORANGE, PURPLE, RED, SKY, canvas, look, styled
+from spin_core.lab.lessons.look import (
+    BLUE, GREEN, GREY, INK, LIGHT, ORANGE, PURPLE, RED, SKY, canvas, logarithmic, look, styled)
 
 POLICY = {"spin": BLUE, "spin-full": GREEN, "greedy": RED, "epsilon-greedy": ORANGE, "thompson": PURPLE, "ucb": SKY}
 
@@ -66,11 +66,10 @@ def regret(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
     late = np.array([step for step in next(iter(long.values()))[0] if step >= 30], float)
     anchor = min(np.interp(30, x, y) for x, y in long.values())
     right.plot(late, anchor + slope * np.log(late / 30), "--", color=INK, lw=1.6, label="theory: slope of the bound")
+    logarithmic(right, "x")
     least = min(long, key=lambda name: long[name][1][-1])
-    right.set(xscale="log", xlabel="steps of one endless request", ylabel="tokens expected to be lost",
+    right.set(xlabel="steps of one endless request", ylabel="tokens expected to be lost",
               title=f"Least lost after {long[least][0][-1]:,.0f} steps:\n{least}, {long[least][1][-1]:.0f} tokens")
-    right.xaxis.set_major_formatter(ScalarFormatter())
-    right.xaxis.set_minor_formatter(NullFormatter())
     ends = sorted(float(y[-1]) for _, y in long.values())
     if len(ends) > 1 and ends[-1] > 2 * ends[-2] > 0:       # one that never learns would squeeze all others flat
         low, top = min(float(np.min(y)) for _, y in long.values()), 1.3 * ends[-2]

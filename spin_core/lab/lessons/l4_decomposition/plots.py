@@ -9,11 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from spin_core.decompose.plan import Piece, Plan
 from spin_core.lab.lessons.look import (
-    BLUE, GREEN, GREY, INK, LIGHT, ORANGE, PURPLE, RED, SKY, WIDTH, canvas, headline, stretch, styled, tint)
+    BLUE, GREEN, GREY, INK, LIGHT, ORANGE, PURPLE, RED, SKY, WIDTH, canvas, headline, logarithmic, stretch, styled,
+    tint)
 
 REQUESTS = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED)      # colours of requests; they repeat
 TALLEST = 6.5                                           # inches, of a picture of rows
@@ -196,10 +196,8 @@ def _dots(ax: Axes, groups: Mapping, xlabel: str, title: str) -> None:
     for x in np.arange(len(groups) - 1) + 0.5:
         ax.axvline(x, color=LIGHT, linewidth=0.8)
     ax.set(xticks=range(len(groups)), xticklabels=[str(g) for g in groups], xlabel=xlabel,
-           ylabel="us per layer", title=title, xlim=(-0.5, len(groups) - 0.5), yscale="log")
-    ax.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
-    ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    ax.yaxis.set_minor_locator(NullLocator())
+           ylabel="us per layer", title=title, xlim=(-0.5, len(groups) - 0.5))
+    logarithmic(ax, "y", [m * 10 ** k for k in range(-1, 6) for m in (1, 1.5, 2, 3, 5, 7)])
     ax.grid(axis="x", visible=False)
 
 

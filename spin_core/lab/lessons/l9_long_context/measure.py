@@ -17,7 +17,7 @@ from spin_core.lab.simulate.recording import Recording
 from spin_core.request import SamplingParams
 
 CONTEXTS = [2 ** n for n in range(4, 18)]
-LIVE_BATCH = 8          # of stored `bench select-live` reports whose rows do not say it yet
+LIVE_BATCH = 8
 
 
 def tau(system: spire.System, context: int, drafted: int) -> float:
@@ -95,8 +95,8 @@ def our_family(batch: int = LIVE_BATCH, gamma: int = 2, directory: str | Path | 
     measurement.
 
     "modelled": from the tokens per verification that ``bench drafters`` counted over all texts. Where the engine was
-    timed at that ``batch`` and ``gamma`` on the machine of the recorded costs (``bench select-live`` or ``bench
-    peers``), "measured" is its speed-up over plain decoding, and "own" what the model says with the tokens per
+    timed at that ``batch`` and ``gamma`` on the machine of the recorded costs (``bench peers``),
+    "measured" is its speed-up over plain decoding, and "own" what the model says with the tokens per
     verification of that very run.
     """
     recording, out = Recording.load(), []
@@ -118,11 +118,7 @@ def our_family(batch: int = LIVE_BATCH, gamma: int = 2, directory: str | Path | 
 
 def _timed(recording: Recording, batch: int, gamma: int, directory) -> tuple[dict[str, dict], dict]:
     """Rows with "vs_plain" by drafter, each served alone, greedily, on the machine of the recording, and their
-    provenance: of ``bench select-live``, else of ``bench peers``."""
-    for found in stored("select-live", lambda row: row.get("batch", LIVE_BATCH) == batch, directory):
-        rows = {row["contender"]: row for row in found.rows if row["gamma"] == gamma}
-        if rows and found.origin.get("cpu") == recording.about["cpu"]:
-            return rows, found.origin
+    provenance: of ``bench peers``."""
     for found in stored("peers", lambda row: row["temperature"] == 0 and row["batch"] == batch, directory):
         plain = [row["tokens_per_s"] for row in found.rows if row["contender"] == names.PLAIN]
         rows = {row["drafter"]: row | {"vs_plain": row["tokens_per_s"] / plain[0]} for row in found.rows
