@@ -43,7 +43,7 @@ def photograph(browser, folder, name: str) -> None:
 def test_the_race_plays_at_the_recorded_times(browser, tmp_path):
     found = race.recorded()
     lanes = race.lanes(found.rows, race.THREE)
-    root = open_page(browser, tmp_path, race.page(found, race.THREE))
+    root = open_page(browser, tmp_path, pages.page("race", race.numbers(lanes, "measured")))
 
     def numbers() -> list[list[int]]:
         return [[int(word) for word in lane.text.split() if word.isdigit()][:2]
@@ -76,7 +76,7 @@ def test_the_race_plays_at_the_recorded_times(browser, tmp_path):
 
 def test_the_stepper_steps_jumps_and_compares(browser, tmp_path):
     data = stepper.replayed(measure.shifting(12, shift=False), GAMMAS, ["spin", "greedy"], batch=4, steps=20)
-    root = open_page(browser, tmp_path, pages.page("selection", stepper._small(data)))
+    root = open_page(browser, tmp_path, pages.page("selection", stepper.numbers(data)))
     frames = data["policies"]["spin"]["frames"]
 
     def find(selector: str):
@@ -112,7 +112,8 @@ def test_the_stepper_steps_jumps_and_compares(browser, tmp_path):
     find("option[value='greedy']").click()
     assert shown() == (len(frames) - 2, expected(len(frames) - 2, "greedy"))
     assert "no epochs" in find("#sentence").text
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]})
+    dark = {"name": "prefers-color-scheme", "value": "dark"}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [dark]})
     browser.execute_script("document.body.style.background = '#111'")
     photograph(browser, tmp_path, "stepper_dark")
 

@@ -27,7 +27,7 @@ def on_all_cores(function: Callable, calls: Mapping[Any, tuple] | Iterable, /, *
     results = Parallel(n_jobs=-1, max_nbytes=None, idle_worker_timeout=IDLE, initializer=_end_with,
                        initargs=(os.getpid(),), return_as="generator")(
         delayed(function)(*arguments, *more, **options) for arguments in rows.values())
-    return dict(zip(rows, progress(results, len(rows), "simulations")))
+    return dict(zip(rows, list(progress(results, len(rows), "simulations"))))       # to its end, where its line goes
 
 
 def _end_with(parent: int, every: float = 1.0) -> None:

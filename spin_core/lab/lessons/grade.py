@@ -89,12 +89,14 @@ def grade(path: Path, seconds: float = 30) -> list[Score]:
 
 def _in_a_process(path: Path, names: Sequence[str], seconds: float) -> Iterator[tuple[str, dict]]:
     """Answers to the exercises in their order, until the process has ended or its alarm has killed it; at least one."""
-    done = subprocess.run([sys.executable, "-m", __name__, str(path.resolve()), str(seconds), *names], cwd=path.parent, text=True,
+    done = subprocess.run([sys.executable, "-m", __name__, str(path.resolve()), str(seconds), *names],
+                          cwd=path.parent, text=True,
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     ready, *answers = done.stdout.splitlines() or [""]
     yield from zip(names, map(json.loads, answers))
     if len(answers) < len(names):
-        why = f"no answer within {seconds:g} s" if done.returncode == -signal.SIGALRM else "the answer ended the process"
+        late = done.returncode == -signal.SIGALRM
+        why = f"no answer within {seconds:g} s" if late else "the answer ended the process"
         yield names[len(answers)], {"status": "wrong", "message": f"{why}." if ready else "The notebook cannot be run."}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import io
+import textwrap
 from collections.abc import Callable, Sequence
 
 import matplotlib
@@ -57,6 +58,21 @@ def canvas(height: float, rows: int = 1, columns: int = 1, **grid):
     """A figure as wide as a column of a notebook and ``height`` inches high, and its axes: ``Figure.subplots``."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     return figure, figure.subplots(rows, columns, **grid)
+
+
+def headline(figure: Figure, text: str) -> None:
+    """The finding of a figure with several panels, above all of them."""
+    figure.suptitle(textwrap.fill(text, 100), x=0.01, ha="left", size=11, weight="bold")
+
+
+def stretch(panels: np.ndarray, count: int) -> None:
+    """Remove the panels of a grid behind the first ``count``; the last of these takes their room in its row."""
+    last, rest = panels.flat[count - 1], panels.flat[count:]
+    if len(rest):
+        at = last.get_subplotspec()
+        last.set_subplotspec(last.get_gridspec()[at.rowspan.start, at.colspan.start:])
+        for panel in rest:
+            panel.remove()
 
 
 def png(figure: Figure, dpi: int = 150, whole: bool = False) -> bytes:

@@ -7,7 +7,9 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
-from ipywidgets import HTML, Button, DOMWidget, HBox, Image, Layout, ValueWidget, VBox
+from ipywidgets import (
+    HTML, Button, DOMWidget, Dropdown, FloatSlider, HBox, Image, IntSlider, Layout, SelectionSlider,
+    ValueWidget, VBox)
 from matplotlib.figure import Figure
 
 from spin_core.lab.lessons import look
@@ -20,15 +22,16 @@ class Panel(VBox):
     """A row of controls above a picture that ``draw`` makes anew whenever one of them changes.
 
     ``task``: what the reader may try. ``presets``: by a button's name the values of controls, by their descriptions.
-    ``kind``: of the numbers, such as "modelled". ``hold``: the axes, "x", "y" or "xy", that only ever grow, so that a
-    moved slider moves the curve and not the scale. While the picture is being made a sign says so; a ValueError of
-    ``draw`` is shown as a sentence, and the last picture stays. A viewer without widgets shows the picture alone.
+    ``kind``: of the numbers, such as "modelled". Axes only ever grow, so that a moved slider moves the curve and not
+    the scale; ``hold=False`` where the picture is a drawing without scales, or a control chooses what an axis shows.
+    While the picture is being made a sign says so; a ValueError of ``draw`` is shown as a sentence, and the last
+    picture stays. A viewer without widgets shows the picture alone.
     """
 
     def __init__(self, controls: Sequence, draw: Callable[[], Figure], *, task: str = "", kind: str = "",
-                 hold: str = "", presets: Mapping[str, Mapping[str, object]] | None = None) -> None:
+                 hold: bool = True, presets: Mapping[str, Mapping[str, object]] | None = None) -> None:
         self.draw, self.controls = draw, [c for c in controls if isinstance(c, ValueWidget) and not isinstance(c, HTML)]
-        self.quiet, self.hold, self.limits = f"<small>{kind}</small>" if kind else "", hold, {}
+        self.quiet, self.hold, self.limits = f"<small>{kind}</small>" if kind else "", hold, []
         self.picture = Image(format="png", layout=Layout(width="100%", max_width="960px"))
         self.sign = HTML("", layout=Layout(min_height="24px"))
         for control in controls:
@@ -65,18 +68,18 @@ class Panel(VBox):
             self.picture.value = look.png(self._steady(self.draw()))
             self.sign.value = self.quiet
         except ValueError as error:
-            self.sign.value = f"<span style='color:#D55E00'>{escape(str(error))}</span>"
+            self.sign.value = _complaint(str(error))
 
     def _steady(self, figure: Figure) -> Figure:
-        """Widen the held axes to what they showed before."""
-        for along in self.hold:
-            now = [sorted(getattr(axes, f"get_{along}lim")()) for axes in figure.axes]
-            before = self.limits.get(along, now)
-            wide = [(min(a, b), max(c, d)) for (a, c), (b, d) in zip(now, before)]
-            for axes, limits in zip(figure.axes, wide):
-                turned = getattr(axes, f"{along}axis_inverted")()
-                getattr(axes, f"set_{along}lim")(*(limits[::-1] if turned else limits))
-            self.limits[along] = wide
+        """Widen the axes to what they showed before, unless the figure has other panels now."""
+        if not self.hold:
+            return figure
+        now = [sorted(limits) for axes in figure.axes for limits in (axes.get_xlim(), axes.get_ylim())]
+        if len(self.limits) == len(now):
+            now = [(min(a, b), max(c, d)) for (a, c), (b, d) in zip(now, self.limits)]
+        self.limits = now
+        for axes, x, y in zip(figure.axes, now[::2], now[1::2]):
+            axes.set(xlim=x[::-1] if axes.xaxis_inverted() else x, ylim=y[::-1] if axes.yaxis_inverted() else y)
         return figure
 
     def __repr__(self) -> str:      # what a viewer without widgets or pictures shows
@@ -86,23 +89,32 @@ class Panel(VBox):
         return super()._repr_mimebundle_(**options) | {"image/png": b64encode(self.picture.value).decode()}
 
 
-class Work:
-    """Something that takes seconds, behind a button: ``job(work)`` runs in a thread, so that other controls, above all
-    ``stop``, stay alive. ``sign`` says that it works as soon as the button is pressed; the job may call :meth:`say`."""
+class Work(HBox):
+    """A button behind which something takes seconds, one that stops it, and a sign. ``job(work)`` runs in a thread, so
+    that other controls, above all ``stop``, stay alive. The sign says that it works as soon as the button is pressed;
+    the job may call :meth:`say`."""
 
-    def __init__(self, job: Callable[["Work"], None], start: Button, stop: Button, sign: HTML) -> None:
-        self.job, self.start, self.stop, self.sign = job, start, stop, sign
-        self.stopped, self.thread = False, None
-        start.on_click(lambda _: self.begin())
-        stop.on_click(lambda _: self.end())
+    def __init__(self, job: Callable[["Work"], None], label: str, tooltip: str) -> None:
+        self.job, self.stopped, self.thread = job, False, None
+        wide = dict(layout=Layout(width="auto"))
+        self.start = Button(description=label, icon="play", tooltip=tooltip, **wide)
+        self.stop = Button(description="stop", icon="stop", tooltip="after the running step", disabled=True, **wide)
+        self.sign = HTML("")
+        super().__init__([self.start, self.stop, self.sign], layout=Layout(**ROW))
+        self.start.on_click(lambda _: self.begin())
+        self.stop.on_click(lambda _: self.end())
 
     def begin(self) -> None:
-        if self.thread and self.thread.is_alive():
+        if self.busy:
             return
         self.stopped, self.start.disabled, self.stop.disabled = False, True, False
         self.sign.value = WORKING
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
+
+    @property
+    def busy(self) -> bool:
+        return self.thread is not None and self.thread.is_alive()
 
     def end(self) -> None:
         self.stopped, self.stop.disabled = True, True
@@ -117,8 +129,31 @@ class Work:
         try:
             self.job(self)
         except Exception as error:      # a thread's error would be lost: show it where the reader looks
-            self.sign.value = f"<span style='color:#D55E00'>{type(error).__name__}: {escape(str(error))}</span>"
+            self.sign.value = _complaint(f"{type(error).__name__}: {error}")
         self.start.disabled, self.stop.disabled = False, True
+
+
+def slider(name: str, value: float, low: float, high: float, tip: str, step: float = 1) -> IntSlider | FloatSlider:
+    """A slider whose picture is made when it is let go, of whole numbers if ``value`` is one."""
+    kind = IntSlider if isinstance(value, int) else FloatSlider
+    return kind(value, min=low, max=high, step=step, description=name, tooltip=tip, continuous_update=False)
+
+
+def menu(name: str, options: Sequence, tip: str, value: object = None) -> Dropdown:
+    """A menu that opens at ``value``, by default at the first of the ``options``."""
+    control = Dropdown(options=options, description=name, tooltip=tip)
+    if value is not None:
+        control.value = value
+    return control
+
+
+def choices(name: str, options: Sequence, tip: str, value: object) -> SelectionSlider:
+    """A slider over ``options`` that are not equally far apart."""
+    return SelectionSlider(options=options, value=value, description=name, tooltip=tip, continuous_update=False)
+
+
+def _complaint(text: str) -> str:
+    return f"<span style='color:#D55E00'>{escape(text)}</span>"
 
 
 def whole_label(control: DOMWidget) -> DOMWidget:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from ipywidgets import HTML, Button, HBox, Layout, Output, VBox
+from ipywidgets import VBox
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -14,7 +14,7 @@ from spin_core.lab.bench import race as bench
 from spin_core.lab.lessons import look, pages
 from spin_core.lab.lessons.panel import Work
 from spin_core.lab.lessons.show import folder
-from spin_core.lab.results.stored import Stored, stored
+from spin_core.lab.results.stored import Stored, newest
 from spin_core.lab.results import figures
 
 TWO, THREE = (bench.PLAIN, bench.ONE), (bench.PLAIN, bench.ONE, bench.SPIN)
@@ -25,10 +25,10 @@ TASK = "Before you press play: in which words will the drafter fall behind? And 
 
 def recorded(directory: str | Path | None = None) -> Stored:
     """The newest race that ``bench race`` left in figures/data. Raises ValueError where there is none."""
-    found = sorted(stored("race", directory=directory), key=lambda one: one.origin.get("date") or "")
-    if not found:
+    found = newest("race", directory)
+    if found is None:
         raise ValueError("no race is stored: python -m spin_core bench race --json figures/data/MACHINE/race.json")
-    return found[-1]
+    return found
 
 
 def lanes(rows: Sequence[dict], names: Sequence[str] = TWO) -> list[dict]:
@@ -48,19 +48,13 @@ def lanes(rows: Sequence[dict], names: Sequence[str] = TWO) -> list[dict]:
 def finding(these: Sequence[dict]) -> str:
     """The result in a sentence."""
     plain, *others = these
-    told = " and ".join(f"{plain['seconds'] / lane['seconds']:.2f} times as fast with {lane['name']}" for lane in others)
-    return f"The same {plain['tokens']} tokens in {plain['seconds']:.1f} s by plain decoding, {told}"
+    told = " and ".join(f"{plain['seconds'] / lane['seconds']:.2f} with {lane['name']}" for lane in others)
+    return f"The same {plain['tokens']} tokens: plain decoding takes {plain['seconds']:.1f} s; times as fast: {told}"
 
 
-def _about(found: Stored) -> str:
-    where = found.origin.get("gpu") or found.origin.get("cpu") or found.machine
-    return f"measured on {where}, {found.origin.get('threads')} threads, {(found.origin.get('date') or '')[:10]}"
-
-
-def page(found: Stored, names: Sequence[str] = TWO) -> pages.HTML:
-    """The page of a recorded race."""
-    these = lanes(found.rows, names)
-    return pages.page("race", dict(lanes=these, title=finding(these), about=_about(found), task=TASK))
+def numbers(these: Sequence[dict], about: str) -> dict:
+    """What the page is made of."""
+    return dict(lanes=these, title=finding(these), about=about, task=TASK)
 
 
 def show(names: Sequence[str] = TWO, *, save: str | None = None, directory: str | Path | None = None) -> None:
@@ -70,15 +64,19 @@ def show(names: Sequence[str] = TWO, *, save: str | None = None, directory: str 
     """
     found = recorded()
     these = lanes(found.rows, names)
+    said = finding(these)
     if save:
         figures.save(save, picture(these), [dict(
             label=f"{lane['name']}, tokens by seconds", kind="measured", provenance=found.origin,
             x=np.cumsum([s["seconds"] for s in lane["steps"]]), y=np.cumsum([len(s["emitted"]) for s in lane["steps"]]))
-            for lane in these], caption=f"{finding(these)}. Coloured: drafted and accepted, and the target's own tokens.",
-            directory=directory or folder())
+            for lane in these], finding=f"{said}.", directory=directory or folder(),
+            caption="One answer on one clock. Coloured: drafted and accepted, and the target's own tokens.")
     end = max(lane["seconds"] for lane in these)
     moving = pages.animated([picture(these, at) for at in np.linspace(0.04, 1, FRAMES) * end], min(12.0, max(5.0, end)))
-    pages.show_page("race", page(found, names), moving, finding(these))
+    threads = found.origin.get("threads")
+    about = (f"measured on {found.origin.get('gpu') or found.origin.get('cpu') or found.machine}, {threads} "
+             f"thread{'s' * (threads != 1)}, {(found.origin.get('date') or '')[:10]}")
+    pages.show_page("race", numbers(these, about), moving, said)
 
 
 @look.styled
@@ -89,21 +87,19 @@ def picture(these: Sequence[dict], now: float | None = None) -> Figure:
     size = 9.5
     columns = int(look.characters(size, 0.98 * look.WIDTH)) - 1
     lines = 1 + max(len(_wrap([(t, "") for s in lane["steps"] for t in s["emitted"]], columns)) for lane in these)
-    figure = Figure(figsize=(look.WIDTH, 0.24 * (2.2 + len(these) * (lines + 1))))
+    rows = 3.2 + len(these) * (lines + 1)
+    figure = Figure(figsize=(look.WIDTH, 0.24 * rows))
     ax = figure.add_axes((0.01, 0, 0.98, 1))
-    ax.set(xlim=(0, columns), ylim=(2.2 + len(these) * (lines + 1), 0))
+    ax.set(xlim=(0, columns), ylim=(rows, 0))
     ax.axis("off")
-    if now >= end:
-        ax.text(0, 0.8, finding(these), weight="bold", size=11, va="center")
-    else:
-        ax.text(0, 0.8, f"{now:.1f} s", weight="bold", size=11, va="center")
-    x = 12
-    for kind, word in (("accepted", "drafted, accepted"), ("own", "the target's own"), ("drafted", "being verified")):
-        if now < end:
-            ax.text(x, 0.8, word, size=9, va="center", bbox=dict(facecolor=look.tint(KINDS[kind], 0.4), edgecolor="none", pad=2))
-            x += len(word) + 4
+    ax.text(0, 0.8, finding(these) if now >= end else f"{now:.1f} s", weight="bold", size=11, va="center")
     for row, lane in enumerate(these):
-        _lane(ax, lane, now, 2.2 + row * (lines + 1), columns, size)
+        _lane(ax, lane, now, 1.9 + row * (lines + 1), columns, size)
+    x = 1
+    for kind, word in (("accepted", "drafted, accepted"), ("own", "the target's own"), ("drafted", "being verified")):
+        ax.text(x, rows - 0.6, word, size=9, va="center",
+                bbox=dict(facecolor=look.tint(KINDS[kind], 0.4), edgecolor="none", pad=2))
+        x += len(word) + 4
     return figure
 
 
@@ -147,22 +143,10 @@ def _wrap(pieces: Sequence[tuple[str, str]], columns: int) -> list[list[tuple[st
 
 def live(family, names: Sequence[str] = TWO, *, tokens: int = 32) -> VBox:
     """A button that runs the race on this machine; the page of the new race appears below it."""
-    out, sign = Output(), HTML("")
-    start = Button(description="race now, on this machine", icon="play", layout=Layout(width="auto"),
-                   tooltip=f"serves the prompt three times, {tokens} tokens each, in turns")
-    stop = Button(description="stop", icon="stop", disabled=True, layout=Layout(width="auto"), tooltip="end the race early")
-
-    def race(work: Work) -> None:
+    def race(work: Work) -> pages.HTML | None:
         asked, others = bench.prompts()
         rows = bench.record(family, asked.messages, others, tokens=tokens, say=work.say)
-        if work.stopped:
-            work.say("stopped")
-            return
-        these = lanes(rows, names)
-        shown = pages.page("race", dict(lanes=these, title=finding(these), about="measured here, just now", task=TASK))
-        out.outputs = ()
-        out.append_display_data(shown)
-        work.say("done")
+        return None if work.stopped else pages.page("race", numbers(lanes(rows, names), "measured here, just now"))
 
-    Work(race, start, stop, sign)
-    return VBox([HBox([start, stop, sign], layout=Layout(align_items="center")), out])
+    return pages.live(race, "race now, on this machine",
+                      f"serves the prompt three times, {tokens} tokens each, in turns")

@@ -22,9 +22,9 @@ _folder = Path("figures")       # where show() keeps figures; begin() sets it
 def begin(profile: str, figures_dir: str | Path = "", **sizes: Any) -> Any:
     """Begin a lesson: print what it runs on, and return the one of ``sizes`` that belongs to ``profile``.
 
-    Figures go to ``figures_dir`` from now on; empty is ``figures/`` beside the notebook. While nbgrader runs the lesson,
-    the profile is quick. Raises ValueError for a profile that does not exist, and for a parameter of papermill that the
-    notebook does not have.
+    Figures go to ``figures_dir`` from now on; empty is ``figures/`` beside the notebook. While nbgrader runs the
+    lesson, the profile is quick. Raises ValueError for a profile that does not exist, and for a parameter of papermill
+    that the notebook does not have.
     """
     global _folder
     _refuse_unknown_parameters()
@@ -66,8 +66,12 @@ def show(name: str, figure: Figure, *series: dict, caption: str, finding: str = 
     """Display ``figure``, and save it and its ``series`` (:func:`spin_core.lab.results.figures.save`).
 
     Over the picture stands of which kinds its numbers are. The caption is also the picture's alternative text;
-    ``finding`` is what the figure says, in one sentence. ``directory``: the one that :func:`begin` was given.
+    ``finding`` is what the figure says, in one sentence: by default its title. ``directory``: the one that
+    :func:`begin` was given. Raises ValueError for a figure without a finding and without a title.
     """
+    finding = finding or figure.get_suptitle() or next((axes.get_title("left") for axes in figure.axes), "")
+    if not finding:
+        raise ValueError(f"figure {name}: say what it shows, by finding=... or by its title")
     kinds = [kind for kind in figures.KINDS if any(one["kind"] == kind for one in series)]
     figure.text(1, 1, " · ".join(kinds), ha="right", va="bottom", size=9, color=look.GREY)
     figures.save(name, figure, series, caption=caption, finding=finding, directory=directory or _folder)

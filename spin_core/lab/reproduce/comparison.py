@@ -160,7 +160,8 @@ FIVE = (
 
 @dataclass(frozen=True)
 class Line:
-    """A row with its numbers as text, "–" where there is none; ``close``: hypotheses within 25 % of the published one."""
+    """A row with its numbers as text, "–" where there is none; ``close``: hypotheses within 25 % of the published
+    one."""
 
     row: Row
     published: str

@@ -1,4 +1,5 @@
-"""``figures/index.html``: the paper's figures with what is published, modelled and measured; then those of the lessons."""
+"""``figures/index.html``: the paper's figures with what is published, modelled and measured; then those of the
+lessons."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def index(directory: str | Path | None = None) -> Path:
     sections = {title: some for title, some in sections.items() if some}
     page = Template(PAGE.read_text("utf-8")).substitute(
         count=len(documents), contents="\n".join(_contents(title, some) for title, some in sections.items()),
-        sections="\n".join(_section(title, some, numbers) for title, some in sections.items()) or "<p>No figures yet.</p>")
+        sections="\n".join(_section(title, some, numbers) for title, some in sections.items())
+        or "<p>No figures yet.</p>")
     with writing(folder / "index.html") as part:
         part.write_text(page, "utf-8")
     return folder / "index.html"
@@ -83,7 +85,8 @@ def _entry(document: dict, lines: list[comparison.Line]) -> str:
 <h3>{escape(finding)}</h3>
 {_table(lines)}<a href="{name}.svg"><img loading="lazy" src="{name}.png" alt="{escape(caption)}"></a>
 <figcaption><p>{labels} {escape(rest.strip())}</p>{notes}
-<p class="small">{lesson}<a href="{name}.json">data</a> · <a href="{name}.png">PNG</a> · <a href="{name}.svg">SVG</a>{profile}</p>
+<p class="small">{lesson}<a href="{name}.json">data</a> · <a href="{name}.png">PNG</a> ·
+<a href="{name}.svg">SVG</a>{profile}</p>
 <p class="small">{escape(sources)}</p></figcaption>
 </figure>"""
 

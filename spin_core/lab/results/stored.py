@@ -43,6 +43,11 @@ def stored(benchmark: str, wanted: Callable[[dict], bool] = lambda row: True,
     return [found for _, found in newest.values()]
 
 
+def newest(benchmark: str, directory: str | Path | None = None) -> Stored | None:
+    """The newest report of a benchmark, of whichever machine; None where there is none."""
+    return max(stored(benchmark, directory=directory), key=lambda one: one.origin.get("date") or "", default=None)
+
+
 def origin(report: dict) -> dict:
     """The provenance of a stored report's numbers, for the series of a figure."""
     return {key: value for key, value in report.items() if key not in ("name", "rows", "notes", "bars")}

@@ -76,16 +76,16 @@ def test_the_dashboard_serves_until_stopped_and_says_at_once_that_it_works(serve
     first = panel.view.value
     assert server.engine.steps == 0 and "press <b>start</b>" in first
     panel.work.start.click()
-    assert "⏳" in panel.sign.value
+    assert "⏳" in panel.work.sign.value
     wait(lambda: server.engine.steps > 5 and panel.view.value != first)
     panel.controls["policy"].value = "fixed:near"
-    assert "setting drafting to fixed:near" in panel.sign.value         # before the change itself
+    assert "setting drafting to fixed:near" in panel.work.sign.value         # before the change itself
     wait(lambda: server.settings["policy"] == "fixed:near" and "near" in server.numbers()["served"])
     assert set(server.numbers()["served"]) <= {"near", "none"}          # the last token of a text is not drafted
     panel.work.stop.click()
     panel.work.thread.join(20)
     served = server.engine.steps
-    assert panel.sign.value == "stopped" and not panel.work.start.disabled
+    assert panel.work.sign.value == "stopped" and not panel.work.start.disabled
     goodput = re.search(r"data-number='goodput'[^>]*>([\d.,]+) tokens/s", panel.view.value)[1]
     assert goodput == f"{server.numbers()['goodput']:,.1f}"
     panel.controls["at_once"].value = 1                                 # while it is stopped

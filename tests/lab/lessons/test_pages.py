@@ -10,7 +10,6 @@ import threading
 import numpy as np
 import pytest
 import tiny
-from ipywidgets import HTML, Button
 from PIL import Image
 
 from spin_core.lab.bench import race as bench
@@ -46,7 +45,8 @@ def test_the_finding_of_a_race_is_the_ratio_of_its_clocks():
         return dict(lane=lane, drafter="d", seconds=seconds, draft_seconds=0, drafted=[], accepted=0, emitted=emitted)
 
     lanes = race.lanes([row(bench.PLAIN, 2.0, ["a"]), row(bench.PLAIN, 1.0, ["b"]), row(bench.ONE, 1.5, ["a", "b"])])
-    assert race.finding(lanes) == "The same 2 tokens in 3.0 s by plain decoding, 2.00 times as fast with one drafter"
+    assert race.finding(lanes) == (
+        "The same 2 tokens: plain decoding takes 3.0 s; times as fast: 2.00 with one drafter")
     with pytest.raises(ValueError, match="no lane 'SPIN'"):
         race.lanes([row(bench.PLAIN, 1.0, ["a"])], ("SPIN",))
 
@@ -110,12 +110,12 @@ def test_the_stepper_shows_what_an_engine_served(stepped):
     frames = data["policies"]["spin"]["frames"]
     assert frames[-1]["tokens"] == sum(len(r.output_ids) for r in requests)
     assert all(row["star"] is None and row["would"] is None for frame in frames for row in frame["rows"])
-    small = numbers(pages.page("selection", stepper._small(data)))
+    small = stepper.numbers(data)
     assert [dict(zip(small["fields"], row)) for row in small["policies"]["spin"]["frames"][0]["rows"]] == frames[0]["rows"]
 
 
 def test_work_says_so_at_once_stops_when_told_and_shows_errors():
-    start, stop, sign, going = Button(), Button(disabled=True), HTML(), threading.Event()
+    going = threading.Event()
 
     def job(work):
         going.wait(5)
@@ -124,7 +124,8 @@ def test_work_says_so_at_once_stops_when_told_and_shows_errors():
         else:
             raise OSError("no <room>")
 
-    work = Work(job, start, stop, sign)
+    work = Work(job, "go", "goes")
+    start, stop, sign = work.children
     start.click()
     assert "working" in sign.value and start.disabled and not stop.disabled
     stop.click()

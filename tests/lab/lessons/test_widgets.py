@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from ipywidgets import Button, Dropdown, FloatSlider, IntSlider
+from matplotlib.figure import Figure
 from test_plots import ACCEPTING, CUT, PLAIN, REJECTING
 
 from spin_core.lab.lessons import look
@@ -16,7 +17,7 @@ def drawn(monkeypatch) -> list[tuple]:
     """Record calls instead of drawing: (function, arguments)."""
     calls = []
     for name in ("step", "theory", "acceptance_by_position"):
-        monkeypatch.setattr(plots, name, lambda *a, _name=name, **k: calls.append((_name, a, k)))
+        monkeypatch.setattr(plots, name, lambda *a, _name=name, **k: calls.append((_name, a, k)) or Figure())
     monkeypatch.setattr(look, "png", lambda figure: f"picture {len(calls)}".encode())
     return calls
 

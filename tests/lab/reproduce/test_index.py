@@ -18,7 +18,8 @@ HERE = {"label": "here", "kind": "measured", "x": [1], "y": [2], "provenance": {
 
 
 def save(folder: Path, name: str, series=(PUBLISHED,), **rest) -> None:
-    figures.save(name, Figure(figsize=(1, 1)), series, directory=folder, **{"caption": "What it shows. And more."} | rest)
+    rest = {"caption": "What it shows. And more."} | rest
+    figures.save(name, Figure(figsize=(1, 1)), series, directory=folder, **rest)
 
 
 class Page(HTMLParser):
@@ -82,3 +83,8 @@ def test_an_empty_folder_has_a_page_and_a_damaged_figure_is_named(tmp_path):
     (tmp_path / "ablation.json").write_text(json.dumps({"name": "ablation"}))
     with pytest.raises(ValueError, match="ablation.json does not describe a figure"):
         index(tmp_path)
+
+
+def test_every_figure_of_the_checkout_says_its_finding():
+    silent = [document["name"] for document in figures.read() if not document.get("finding")]
+    assert silent == []

@@ -26,7 +26,7 @@ const number = value => value == null ? "–" : value >= 100 ? value.toFixed(0) 
 for (const one of Object.values(data.policies)) for (const frame of one.frames)      // rows come as lists of fields
   frame.rows = frame.rows.map(row => Object.fromEntries(data.fields.map((field, i) => [field, row[i]])));
 const names = Object.keys(data.policies);
-let policy = names[0], at = 0, timer = null;
+let policy = names[0], at = data.at, timer = null;
 const frames = () => data.policies[policy].frames;
 
 const title = make("h3"), sentence = make("p", {id: "sentence"}), where = make("span", {id: "where"});

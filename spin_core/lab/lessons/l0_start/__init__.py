@@ -15,5 +15,5 @@ def picture() -> Image:
     with matplotlib.rc_context({"svg.hashsalt": "system"}), look.style():
         figure.savefig(folder() / "system.svg", metadata={"Date": None})
     return Image(look.png(figure, dpi=200, whole=True), format="png", width=round(look.WIDTH * 100),
-                 alt="A step of SPIN: pool, selector, drafts, pieces, verify, commit; below, two halves of the batch in "
-                     "the pipeline.")
+                 alt="A step of SPIN: pool, selector, drafts, pieces, verify, commit; below, two halves of the batch "
+                     "in the pipeline.")

@@ -53,8 +53,8 @@ def choose_gamma(alpha, cost):
 
 
 check_choose_gamma = Exercise(
-    choose_gamma, "The best gamma grows with alpha and falls with c. It is 0 exactly where c exceeds alpha: already the "
-    "first drafted token gains alpha tokens for the time of c.",
+    choose_gamma, "The best gamma grows with alpha and falls with c. It is 0 exactly where c exceeds alpha: already "
+    "the first drafted token gains alpha tokens for the time of c.",
     cases=[(0.8, 0.05), (0.6, 0.05), (0.8, 0.1), (0.5, 0.3), (0.9, 0.02), (0.3, 0.4), (0.05, 0.2), (0.0, 0.1),
            (1.0, 0.1), (1.0, 0.5)],
     judge=lambda gamma, alpha, cost: theory.speed_up(alpha, gamma, cost), whole=True, low=0, high=64, rtol=1e-12,

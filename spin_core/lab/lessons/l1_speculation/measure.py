@@ -47,8 +47,8 @@ def full_steps(runs: Iterable[Run], gamma: int) -> list[Event]:
 
 
 def goodput(runs: Iterable[Run]) -> float:
-    """Tokens per second while decoding, all runs together; the first step of each, which reads the prompt, left out. NaN if
-    no step is left."""
+    """Tokens per second while decoding, all runs together; the first step of each, which reads the prompt, left out.
+    NaN if no step is left."""
     later = [event for run in runs for event in run[1:]]
     return sum(len(e.emitted) for e in later) / sum(e.step_seconds for e in later) if later else float("nan")
 
@@ -66,8 +66,8 @@ def phase_milliseconds(runs: Iterable[Run]) -> dict[str, float]:
 
 
 def recorded_counts(recording: Recording, places: int) -> dict[str, dict[str, tuple[np.ndarray, np.ndarray]]]:
-    """How often place 1, 2, ... of a draft is tested, and accepted, by workload and drafter, were a draft begun at every
-    position of the recorded answers."""
+    """How often place 1, 2, ... of a draft is tested, and accepted, by workload and drafter, were a draft begun at
+    every position of the recorded answers."""
     depth = np.arange(1, places + 1)[:, None]
     out: dict[str, dict] = {}
     for workload in dict.fromkeys(recording.workloads):

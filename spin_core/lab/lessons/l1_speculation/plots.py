@@ -13,7 +13,7 @@ from spin_core import theory as formulas
 from spin_core.lab.lessons.l1_speculation.steps import Place, Step
 from spin_core.lab.lessons.look import (
     BLUE, GREEN, GREY, INK, LIGHT, MONO, ORANGE, PURPLE, P_COLOUR, Q_COLOUR, RED, RESIDUAL_COLOUR, SKY, WIDTH,
-    apart, canvas, characters, label, look, styled, tint)
+    apart, canvas, characters, headline, label, look, styled, tint)
 
 Counts = tuple[Sequence[int], Sequence[int]]
 """How often place 1, 2, ... of a draft was tested, and accepted:
@@ -142,6 +142,8 @@ def step(shown: Step, place: int, *, title: str = "") -> Figure:
     if not 0 <= place < len(shown.places):
         raise ValueError(f"step: place {place} of {len(shown.places)}; were the distributions recorded?")
     here, size, columns = shown.places[place], 10, characters(10)
+    if here.q:
+        title += f": of what is drafted here {1 - sum(here.residual):.0%} is accepted, the overlap of p and q"
     figure = Figure(figsize=(WIDTH, 5.0))
     ax = _page(figure, columns, 5.6, title, list(FATE_WORDS), (0, 0.7, 1, 0.3))
     centres = _strip(ax, 3.1, shown, size, columns, before=24)
@@ -262,8 +264,9 @@ SAMPLES = [("#444444", "o"), (GREEN, "D"), (RED, "X")]
 @styled
 def expected_tokens(measured: Sequence[float], errors: Sequence[float], counts: Counts,
                     here: Mapping[int, float]) -> Figure:
-    """Tokens per verification at gamma 1, 2, ...: ``measured`` with half of the intervals, ``errors``; the formula with one
-    alpha and with one for every place, from the ``counts`` by place; and the reader's own run, ``here`` by gamma."""
+    """Tokens per verification at gamma 1, 2, ...: ``measured`` with half of the intervals, ``errors``; the formula
+    with one alpha and with one for every place, from the ``counts`` by place; and the reader's own run, ``here`` by
+    gamma."""
     alpha, by_position = formulas.one_rate(*counts) or 0.0, formulas.rates(*counts)
     figure, ax = canvas(3.9)
     gammas, grid = np.arange(len(measured)) + 1, np.arange(len(measured) + 1)
@@ -271,11 +274,13 @@ def expected_tokens(measured: Sequence[float], errors: Sequence[float], counts: 
             label=f"formula, one α = {alpha:.2f} for all places")
     ax.plot(grid, [formulas.expected_tokens_by_position(by_position, g) for g in grid], color=BLUE,
             label="formula, each place its own α")
-    ax.errorbar(gammas, measured, errors, fmt="o", color=GREEN, capsize=3, zorder=5, label="recorded answers (bars: 95 %)")
+    ax.errorbar(gammas, measured, errors, fmt="o", color=GREEN, capsize=3, zorder=5,
+                label="recorded answers (bars: 95 %)")
     ax.plot(list(here), list(here.values()), "o", color=INK, markerfacecolor="white", zorder=6, label="this run")
     ax.axhline(1, color=GREY, linewidth=1, linestyle=":", label="plain decoding")
     ax.set(xlabel="γ, drafted tokens per step", ylabel="tokens per verification", xticks=grid,
-           title=f"Each further token brings less: {measured[0]:.2f} tokens at γ = 1, {measured[-1]:.2f} at γ = {gammas[-1]}")
+           title=f"Each further token brings less: {measured[0]:.2f} tokens at γ = 1, {measured[-1]:.2f} at "
+                 f"γ = {gammas[-1]}")
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 
@@ -311,17 +316,18 @@ def acceptance_by_position(counts: Mapping[str, Counts], *, here: Mapping[str, C
                     markerfacecolor="white", markersize=5)
     ax.set(xlabel="place in the draft", ylabel="accepted, if tested", ylim=(0, 1.04), xlim=(0.6, longest + 0.4),
            xticks=range(1, longest + 1), title=title)
-    figure.legend(*ax.get_legend_handles_labels(), loc="outside right upper", title_fontsize=9,
-                  title="bars: 95 % intervals\ndashed: all places" + "\nhollow: this run" * bool(here))
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1), title_fontsize=9,
+              title="bars: 95 % intervals\ndashed: all places" + "\nhollow: this run" * bool(here))
     return figure
 
 
 @styled
 def acceptance_by_request(values: Mapping[str, Sequence[float]], groups: Sequence[str]) -> Figure:
-    """Tokens per verification: one column per request, sorted: the range over all drafters, and the mark of its best drafter.
+    """Tokens per verification: one column per request, sorted: the range over all drafters, and the mark of its best
+    drafter.
 
-    ``values[drafter][i]`` belongs to request i, ``groups[i]`` names its workload: a panel each, titled with the drafters
-    that are the best for most of its requests.
+    ``values[drafter][i]`` belongs to request i, ``groups[i]`` names its workload: a panel each, titled with the
+    drafters that are the best for most of its requests.
     """
     names, table, groups = list(values), np.array([values[n] for n in values], float), np.asarray(groups)
     kinds = list(dict.fromkeys(groups.tolist()))
@@ -338,7 +344,8 @@ def acceptance_by_request(values: Mapping[str, Sequence[float]], groups: Sequenc
         share = np.bincount(winner, minlength=len(names)) / len(winner)
         first, second = np.argsort(-share)[:2]
         ax.set(xlabel=f"{len(x)} requests, sorted by their best", xticks=[])
-        ax.set_title(f"{kind}\n{names[first]} best for {share[first]:.0%},\n{names[second]} for {share[second]:.0%}", size=10)
+        ax.set_title(f"{kind}\n{names[first]} best for {share[first]:.0%},\n"
+                     f"{names[second]} for {share[second]:.0%}", size=10)
     figure.axes[0].set_ylabel("tokens per verification")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(names),
                   title="mark: the best drafter (of equal ones, the first); grey: down to the worst", title_fontsize=9)
@@ -351,7 +358,8 @@ def speed(gain: Mapping[str, tuple[Sequence[float], Sequence[float]]], theory: t
     """The speed-up over plain decoding at gamma 0, 1, ..., and where the time of a step goes.
 
     ``gain[drafter]``: speed-ups with half of their intervals; ``theory``: a label and the formula's. ``here[drafter]``:
-    the reader's own, by gamma. ``phases``: milliseconds per step of the reader's run at gamma 0 and at those of ``here``.
+    the reader's own, by gamma. ``phases``: milliseconds per step of the reader's run at gamma 0 and at those of
+    ``here``.
     """
     figure, (left, right) = canvas(4.6, 1, 2, width_ratios=[1.35, 1])
     x = np.arange(len(theory[1]))
@@ -362,9 +370,11 @@ def speed(gain: Mapping[str, tuple[Sequence[float], Sequence[float]]], theory: t
         left.errorbar(x, values, errors, color=colour, marker=marker, capsize=3, label=name)
         left.plot(list(here[name]), list(here[name].values()), marker, linestyle="none", color=colour,
                   markerfacecolor="white", zorder=5, label=f"{name}, this run")
-    peak, best, name = max((value, gamma, name) for name, (values, _) in gain.items() for gamma, value in enumerate(values))
-    left.set(xlabel="γ, drafted tokens per step (0: plain decoding)", ylabel="speed-up over plain decoding", ylim=(0, None),
-             xticks=x, title=f"At best {peak:.2f} times plain: {name}, γ = {best}" if best else "Nothing here beats plain decoding")
+    peak, best, name = max((value, gamma, name) for name, (values, _) in gain.items()
+                           for gamma, value in enumerate(values))
+    left.set(xlabel="γ, drafted tokens per step (0: plain decoding)", ylabel="speed-up over plain decoding", xticks=x,
+             ylim=(0, None), title=f"At best {peak:.2f} times plain: {name}, γ = {best}" if best else
+             "Nothing here beats plain decoding")
     gammas, base = [0, *next(iter(here.values()))], 0
     for (name, values), colour in zip(phases.items(), (ORANGE, BLUE, SKY, "#BBBBBB")):
         right.bar(range(len(gammas)), values, bottom=base, color=colour, width=0.7, label=name)
@@ -389,13 +399,15 @@ def theory(alpha: float, cost: float, *, gammas: int = 12) -> Figure:
     best, peak = formulas.best_gamma(alpha, cost, gammas)
     left.plot(x, tokens, "o-", color=BLUE)
     if alpha < 1:
-        left.axhline(1 / (1 - alpha), color=GREY, linestyle=":", linewidth=1.2, label=f"limit 1 / (1 − α) = {1 / (1 - alpha):.2f}")
+        left.axhline(1 / (1 - alpha), color=GREY, linestyle=":", linewidth=1.2,
+                     label=f"limit 1 / (1 − α) = {1 / (1 - alpha):.2f}")
         left.legend(loc="upper left")
     right.plot(x, gain, "o-", color=GREEN)
     right.plot(best, peak, "o", color=GREEN, markersize=12, markeredgecolor=INK)
     right.axhline(1, color=GREY, linewidth=1, linestyle=":", label="plain decoding")
     right.legend(loc="upper left")
-    left.set(xlabel="γ, drafted tokens per step", ylabel="tokens per verification", ylim=(0, max(6, tokens.max() * 1.2)), xticks=x,
+    left.set(xlabel="γ, drafted tokens per step", ylabel="tokens per verification", xticks=x,
+             ylim=(0, max(6, tokens.max() * 1.2)),
              title=f"Expected tokens, α = {alpha:.2f}")
     right.set(xlabel="γ, drafted tokens per step", ylabel="speed-up", ylim=(0, max(4, peak * 1.25)), xticks=x,
               title=f"c = {cost:.2f}: " + (f"best γ = {best}: {peak:.2f}×" if best else "best γ = 0: do not speculate"))
@@ -420,7 +432,8 @@ def theory_family(alphas: Sequence[float], costs: Sequence[float], *, gammas: in
         for alpha, y in zip(alphas, apart(ends, 0.2)):
             ax.text(gammas + 0.35, y, f"α = {alpha:g}", va="center", size=9, color=INK)
         ax.axhline(1, color=GREY, linewidth=1, linestyle=":")
-        ax.set(xlabel="γ, drafted tokens per step", xlim=(-0.4, gammas * 1.27), xticks=range(0, gammas + 1, 4), title=f"c = {cost:g}")
+        ax.set(xlabel="γ, drafted tokens per step", xlim=(-0.4, gammas * 1.27), xticks=range(0, gammas + 1, 4),
+               title=f"c = {cost:g}")
     axes[0].set(ylabel="speed-up over plain decoding", ylim=(0, None))
-    figure.suptitle("The better and cheaper the drafter, the longer its best draft (circles)", x=.01, ha="left", weight="bold", size=11)
+    headline(figure, "The better and cheaper the drafter, the longer its best draft (circles)")
     return figure

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from ipywidgets import Button, Dropdown, FloatSlider, IntSlider
+from ipywidgets import Button, FloatSlider, IntSlider
 from matplotlib.figure import Figure
 
 from spin_core.lab.lessons.l1_speculation import plots
 from spin_core.lab.lessons.l1_speculation.steps import Step
-from spin_core.lab.lessons.panel import Panel
+from spin_core.lab.lessons.panel import Panel, menu
 
 
 def stepper(steps: Sequence[Step]) -> Panel:
@@ -21,7 +21,8 @@ def stepper(steps: Sequence[Step]) -> Panel:
     """
     if not steps or not all(s.places for s in steps):
         raise ValueError("stepper: needs at least one step, with distributions recorded (Engine(record_probs=True))")
-    back, forth = Button(description="◀ back", tooltip="the step before"), Button(description="next ▶", tooltip="the next step")
+    back = Button(description="◀ back", tooltip="the step before")
+    forth = Button(description="next ▶", tooltip="the next step")
     number = IntSlider(1, 1, len(steps), description="step", tooltip="a verification", continuous_update=False)
     place = IntSlider(1, 1, 1, description="place", tooltip="of the draft; the last one is the bonus token's")
 
@@ -42,8 +43,8 @@ def stepper(steps: Sequence[Step]) -> Panel:
     def move(by: int) -> None:
         number.value = min(max(number.value + by, 1), len(steps))
 
-    panel = Panel([back, forth, number, place], draw, task="Find a rejected token of which p is nearly q: where did its "
-                  "point fall? Find a draft that was accepted whole.")
+    panel = Panel([back, forth, number, place], draw, task="Find a rejected token of which p is nearly q: where did "
+                  "its point fall? Find a draft that was accepted whole.")
     number.unobserve(panel.refresh, "value")
     number.observe(arrive, "value")         # first the place, then one picture for both
     number.observe(panel.refresh, "value")
@@ -57,7 +58,8 @@ def stepper(steps: Sequence[Step]) -> Panel:
 def theory(alpha: float = 0.8, cost: float = 0.05) -> Panel:
     """Sliders for alpha and c; expected tokens and speed-up by gamma."""
     a = FloatSlider(alpha, min=0, max=0.99, step=0.01, description="α, acceptance rate", tooltip="of a tested token")
-    c = FloatSlider(cost, min=0, max=0.5, step=0.01, description="c, target passes", tooltip="what drafting a token costs")
+    c = FloatSlider(cost, min=0, max=0.5, step=0.01, description="c, target passes",
+                    tooltip="what drafting a token costs")
     return Panel([a, c], lambda: plots.theory(a.value, c.value),
                  task="Drag α down: when does speculation stop paying? Does that depend on c?", presets={
                      "good and cheap": {a.description: 0.9, c.description: 0.05},
@@ -72,8 +74,8 @@ def acceptance(counts: Mapping[str, Mapping[str, plots.Counts]]) -> Panel:
     """
     everything = "all"
     drafters = list(next(iter(counts.values())))
-    workload = Dropdown(options=[everything, *counts], description="workload", tooltip="whose prompts to count")
-    drafter = Dropdown(options=[everything, *drafters], description="drafter", tooltip="one drafter, or all beside each other")
+    workload = menu("workload", [everything, *counts], "whose prompts to count")
+    drafter = menu("drafter", [everything, *drafters], "one drafter, or all beside each other")
 
     def draw() -> Figure:
         workloads = list(counts) if workload.value == everything else [workload.value]

@@ -60,8 +60,8 @@ def _answer_counts(text: Shard, vocab_size: int) -> torch.Tensor:
 
 
 def stored_rows(own: Sequence[dict], directory: Path | None = None) -> tuple[Sequence[dict], dict]:
-    """The rows of a stored ``bench drafters`` and their provenance, as a series has it: of the machine whose file knows most
-    of the drafters in this run's ``own`` rows. Those rows, and no provenance, where no file lies."""
+    """The rows of a stored ``bench drafters`` and their provenance, as a series has it: of the machine whose file
+    knows most of the drafters in this run's ``own`` rows. Those rows, and no provenance, where no file lies."""
     names = {row["drafter"] for row in own}
     found = max(stored("drafters", directory=directory), default=None,
                 key=lambda one: len(names & {row["drafter"] for row in one.rows}))
@@ -70,8 +70,8 @@ def stored_rows(own: Sequence[dict], directory: Path | None = None) -> tuple[Seq
 
 def stored_agreement(own: dict[str, list[float]], requests: int, directory: Path | None = None) \
         -> tuple[dict[str, list[float]], dict, int]:
-    """The stored agreement by drafter and place of ``bench drafters``, its provenance and number of requests; this run's
-    ``own`` where no file has it."""
+    """The stored agreement by drafter and place of ``bench drafters``, its provenance and number of requests; this
+    run's ``own`` where no file has it."""
     for found in stored(BY_PLACE, directory=directory):
         rows = pd.DataFrame(found.rows).sort_values("place").groupby("drafter", sort=False)
         return rows.agreement.agg(list).to_dict(), {"provenance": found.origin}, found.rows[0]["requests"]

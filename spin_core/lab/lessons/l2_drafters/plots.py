@@ -41,10 +41,12 @@ def vocabulary(sizes: Sequence[int], coverage: Sequence[float], megabytes: Seque
     figure, (left, right) = canvas(3.1, 1, 2)
     left.plot(sizes, coverage, color=ORANGE, marker="o")
     left.set(ylabel="share of answer tokens covered", ylim=(min(coverage) - .05, 1.01))
-    left.set_title("No other token can be accepted")
+    at = int(np.searchsorted(sizes, chosen))
+    left.set_title(f"{sizes[at] // 1024}k ids are {coverage[at]:.0%} of the answers' tokens")
     right.plot(sizes, megabytes, color=GREY, marker="s")
     right.set(ylabel="MB of weights per drafted token", ylim=(0, None))
-    right.set_title("The head is most of a small drafter")
+    right.set_title(f"{sizes[at] // 1024}k ids read {megabytes[at] / megabytes[-1]:.0%} of what {sizes[-1] // 1024}k "
+                    "read")
     for ax in (left, right):
         ax.set_xscale("log", base=2)
         ax.set_xticks(sizes, [f"{s // 1024}k" for s in sizes])
@@ -57,8 +59,8 @@ def vocabulary(sizes: Sequence[int], coverage: Sequence[float], megabytes: Seque
 
 @styled
 def fed(agreement: Mapping[str, Sequence[float]], here: Mapping[str, Sequence[float]], *, title: str) -> Figure:
-    """How often a drafter's favourite is the target's token, by its place in the draft, behind right tokens only; ``here``,
-    hollow: in the reader's own run."""
+    """How often a drafter's favourite is the target's token, by its place in the draft, behind right tokens only;
+    ``here``, hollow: in the reader's own run."""
     figure, ax = canvas(3.1)
     for index, name in enumerate(dict.fromkeys([*agreement, *here])):
         colour, marker = look(name, index)
@@ -73,9 +75,9 @@ def fed(agreement: Mapping[str, Sequence[float]], here: Mapping[str, Sequence[fl
 
 @styled
 def pool(rows: Mapping[str, Mapping], here: Mapping[str, Mapping], lookups: Collection[str], *, title: str) -> Figure:
-    """Strength against price: tokens per verification by what a draft of four tokens costs, with intervals, on lines of
-    equal speed-up. ``rows`` and ``here``, the reader's run, are those of ``bench drafters`` by drafter; one of ``lookups``
-    finds a whole draft for the price of one token."""
+    """Strength against price: tokens per verification by what a draft of four tokens costs, with intervals, on lines
+    of equal speed-up. ``rows`` and ``here``, the reader's run, are those of ``bench drafters`` by drafter; one of
+    ``lookups`` finds a whole draft for the price of one token."""
     figure, ax = canvas(3.9)
     top = 1.15 * max(row["tau4"] for row in [*rows.values(), *here.values()])
     price = {name: row["c"] * (1 if name in lookups else 4) for name, row in [*here.items(), *rows.items()]}
@@ -101,15 +103,16 @@ def pool(rows: Mapping[str, Mapping], here: Mapping[str, Mapping], lookups: Coll
 @styled
 def best_share(share: Mapping[str, Mapping[str, float]], counts: Mapping[str, int], published: Mapping[str, float],
                modelled: Mapping[str, Mapping[str, float]], here: Mapping[str, Mapping[str, float]]) -> Figure:
-    """For which ``share[workload][drafter]`` of the requests each drafter is the fastest; below it the workload's number of
-    requests, if ``counts`` has it, and the 95 % interval of the largest share of the last workload in the title. ``here``:
-    the shares of the reader's own run, as narrow bars. ``published``: the paper's shares for one of its five, by data set;
-    ``modelled``: those of all five."""
+    """For which ``share[workload][drafter]`` of the requests each drafter is the fastest; below it the workload's
+    number of requests, if ``counts`` has it, and the 95 % interval of the largest share of the last workload in the
+    title. ``here``: the shares of the reader's own run, as narrow bars. ``published``: the paper's shares for one of
+    its five, by data set; ``modelled``: those of all five."""
     figure, (ax, at_scale, beside) = canvas(3.7, 1, 3, width_ratios=[3.4, 2.4, 1.1])
     drafters = list(dict.fromkeys(name for shares in (share, here) for values in shares.values() for name in values))
     _stacked(ax, share, drafters)
     _stacked(ax, {workload: here.get(workload, {}) for workload in share}, drafters, .43, .12)
-    ax.set_xticks(range(len(share)), [f"{name}\n{counts[name]}" if name in counts else name for name in share], fontsize=9)
+    ax.set_xticks(range(len(share)), [f"{name}\n{counts[name]}" if name in counts else name for name in share],
+                  fontsize=9)
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
     last = next(reversed(share))
     name = max(share[last], key=share[last].get)
@@ -121,11 +124,13 @@ def best_share(share: Mapping[str, Mapping[str, float]], counts: Mapping[str, in
     _stacked(at_scale, modelled, list(next(iter(modelled.values()))))
     at_scale.set_xticks(range(len(modelled)), list(modelled), fontsize=9)
     at_scale.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    at_scale.set_title("Modelled: LLaMA-7B")
+    part, top, data = max((part, drafter, data) for data, parts in modelled.items() for drafter, part in parts.items())
+    at_scale.set_title(f"Modelled: {top} {part:.0%} ({data})")
     bars = beside.bar(range(len(published)), list(published.values()), .5, color=GREY)
     beside.bar_label(bars, fmt="{:.0%}")
     beside.set_xticks(range(len(published)), list(published))
-    beside.set(ylim=(0, 1), xlim=(-.6, len(published) - .4), title="Published", xlabel="265M of five")
+    beside.set(ylim=(0, 1), xlim=(-.6, len(published) - .4),
+               title=f"Published: {max(published.values()):.0%}", xlabel="265M of five")
     beside.grid(False)
     return figure
 

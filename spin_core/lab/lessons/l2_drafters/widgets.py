@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ipywidgets import Dropdown, IntSlider
-
 from spin_core.lab.lessons.l2_drafters import plots
-from spin_core.lab.lessons.panel import Panel
+from spin_core.lab.lessons.panel import Panel, menu, slider
 
 
 def pick(requests: Sequence[tuple[str, Mapping[str, float]]]) -> Panel:
@@ -15,9 +13,9 @@ def pick(requests: Sequence[tuple[str, Mapping[str, float]]]) -> Panel:
     if not requests:
         raise ValueError("pick: needs at least one request")
     names = list(requests[0][1])
-    number = IntSlider(1, 1, len(requests), description="request", tooltip="a prompt of this run", continuous_update=False)
-    choice = Dropdown(options=[("which one would you pick?", ""), *((n, n) for n in names)], description="drafter",
-                      tooltip="the drafter that you would choose for this prompt")
+    number = slider("request", 1, 1, len(requests), "a prompt of this run")
+    choice = menu("drafter", [("which one would you pick?", ""), *((n, n) for n in names)],
+                  "the drafter that you would choose for this prompt")
     panel = Panel([number, choice], lambda: plots.pick(*requests[number.value - 1], choice.value or None),
                   task="Pick before you look. What in a prompt tells that prompt lookup will win?")
 

@@ -98,8 +98,9 @@ def live(batch: int = 8, directory: str | Path | None = None) -> dict[str, dict[
 
 def stored_goodput(policies: Sequence[str], directory: str | Path | None = None) \
         -> tuple[dict[str, tuple[float, float]], dict]:
-    """Tokens per second and half of the 95 % interval by policy, ceilings included, and the provenance as a series has it: of
-    a stored ``bench select`` (all recorded requests, many orders of service) that knows all ``policies``; else nothing."""
+    """Tokens per second and half of the 95 % interval by policy, ceilings included, and the provenance as a series
+    has it: of a stored ``bench select`` (all recorded requests, many orders of service) that knows all ``policies``;
+    else nothing."""
     for found in stored("select", lambda row: row["costs"] == "measured" and "goodput" in row, directory):
         rows = {f"fixed:{NONE}" if row["policy"] == NONE else row["policy"]: row
                 for row in found.rows}
@@ -119,7 +120,8 @@ def choice_map(run: Replay, steps: int) -> ndarray:
     """The arm of each request at each of its first ``steps`` steps, ``[R, steps]``; -1 where it had ended."""
     made = pd.DataFrame({"request": run.request, "arm": run.arm})
     made["step"] = made.groupby("request").cumcount()
-    return made.pivot(index="request", columns="step", values="arm").reindex(columns=range(steps)).fillna(-1).to_numpy(int)
+    table = made.pivot(index="request", columns="step", values="arm").reindex(columns=range(steps))
+    return table.fillna(-1).to_numpy(int)
 
 
 def shifting(requests: int, shift: bool, seed: int = 0) -> Recording:

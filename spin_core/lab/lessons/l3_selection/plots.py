@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -28,12 +29,13 @@ def arm_colours(arms: Sequence[str]) -> list[str]:
 @styled
 def bars(goodput: Mapping[str, tuple[float, float]], ceilings: Mapping[str, float], published: Mapping[str, float],
          here: Mapping[str, float], *, title: str) -> Figure:
-    """Goodput of policies, as multiples of plain decoding's, with half of their 95 % interval, dashed ceilings, hollow marks
-    of the reader's run, ``here``; right, what the paper says."""
+    """Goodput of policies, as multiples of plain decoding's, with half of their 95 % interval, dashed ceilings,
+    hollow marks of the reader's run, ``here``; right, what the paper says."""
     figure, (left, right) = canvas(0.32 * len(goodput) + 1.5, 1, 2, width_ratios=(2.4, 1))
     values, errors = zip(*goodput.values())
     bars = left.barh(list(goodput), values, xerr=errors, height=.66, color=[policy_colour(n) for n in goodput])
-    left.bar_label(bars, [f"{value:.2f}" for value in values], label_type="center", color="white", size=9, weight="bold")
+    left.bar_label(bars, [f"{value:.2f}" for value in values], label_type="center", color="white", size=9,
+                   weight="bold")
     left.plot(list(here.values()), list(here), "o", color=INK, markerfacecolor="white", label="this run")
     for style, (name, value) in zip(("--", ":", "-."), ceilings.items()):
         left.axvline(value, ls=style, color=INK, lw=1.4, label=f"{name} {value:.2f}")
@@ -58,13 +60,16 @@ def regret(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
         for name, (x, y) in lines.items():
             grey = name.startswith("fixed")
             ax.plot(x, y, color=policy_colour(name), ls=":" if grey else "-", label=name, lw=1.6 if grey else 2)
-    left.set(xlabel="tokens written, all requests", ylabel="seconds lost against oracle-request", title=title)
+    left.set(xlabel="tokens written, all requests", ylabel="seconds lost against oracle-request",
+             title=textwrap.fill(title, 44))
     left.legend(fontsize=8.5)
     late = np.array([step for step in next(iter(long.values()))[0] if step >= 30], float)
     anchor = min(np.interp(30, x, y) for x, y in long.values())
     right.plot(late, anchor + slope * np.log(late / 30), "--", color=INK, lw=1.6, label="theory: slope of the bound")
     logarithmic(right, "x")
-    right.set(xlabel="steps of one endless request", ylabel="tokens expected to be lost", title="Does exploring ever end?")
+    least = min(long, key=lambda name: long[name][1][-1])
+    right.set(xlabel="steps of one endless request", ylabel="tokens expected to be lost",
+              title=f"Least lost after {long[least][0][-1]:,.0f} steps:\n{least}, {long[least][1][-1]:.0f} tokens")
     ends = sorted(float(y[-1]) for _, y in long.values())
     if len(ends) > 1 and ends[-1] > 2 * ends[-2] > 0:       # one that never learns would squeeze all others flat
         low, top = min(float(np.min(y)) for _, y in long.values()), 1.3 * ends[-2]
@@ -75,10 +80,11 @@ def regret(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
 
 @styled
 def choices(maps: Mapping[str, np.ndarray], arms: Sequence[str], best: Sequence[int], *, most: int = 20) -> Figure:
-    """The drafter of each request (row) at each of its steps (column): ``maps[policy] [R, steps]``, -1 where it had ended.
+    """The drafter of each request (row) at each of its steps (column): ``maps[policy] [R, steps]``, -1 where it had
+    ended.
 
-    ``most`` requests are drawn, evenly spread over all of them when sorted by their ``best`` drafter in hindsight, which
-    a strip on the left shows. Each panel's title says how often a request keeps its drafter from step to step.
+    ``most`` requests are drawn, evenly spread over all of them when sorted by their ``best`` drafter in hindsight,
+    which a strip on the left shows. Each panel's title says how often a request keeps its drafter from step to step.
     """
     figure, axes = canvas(4.6, 1, len(maps), sharey=True, squeeze=False)
     cmap, norm = ListedColormap(["white", *arm_colours(arms)]), BoundaryNorm(np.arange(-1.5, len(arms)), len(arms) + 1)
@@ -90,13 +96,15 @@ def choices(maps: Mapping[str, np.ndarray], arms: Sequence[str], best: Sequence[
         kept, steps = (grid[:, 1:] == grid[:, :-1])[both].mean(), grid.shape[1]
         ax.pcolormesh(np.arange(steps + 1), np.arange(len(order) + 1), grid[order], cmap=cmap, norm=norm,
                       edgecolors="white", linewidth=.4)
-        ax.pcolormesh([-3, -1], np.arange(len(order) + 1), best[order][:, None], cmap=cmap, norm=norm, edgecolors="white")
+        ax.pcolormesh([-3, -1], np.arange(len(order) + 1), best[order][:, None], cmap=cmap, norm=norm,
+                      edgecolors="white")
         ax.set(xlabel="step of the request", title=f"{name}: {kept:.0%} of the steps keep the drafter",
                ylim=(len(order), 0), xlim=(-3, steps), yticks=[])
         ax.grid(False)
         ax.spines[:].set_visible(False)
     axes[0].set_ylabel("requests, sorted by their best drafter (strip)")
-    used = sorted({int(a) for grid in maps.values() for a in np.unique(grid[order]) if a >= 0} | {*best[order].tolist()})
+    used = sorted({int(a) for grid in maps.values() for a in np.unique(grid[order]) if a >= 0}
+                  | {*best[order].tolist()})
     figure.legend(handles=[Patch(color=arm_colours(arms)[a], label=arms[a]) for a in used], loc="outside lower center",
                   ncols=len(used))
     return figure
@@ -107,7 +115,8 @@ def capacity(places: Sequence[int], goodput: Mapping[str, Sequence[float]], *, t
     """Goodput by how many requests of the batch each model drafter can serve."""
     figure, ax = canvas(3.2)
     for name, y in goodput.items():
-        ax.plot(places, y, marker="o", ls=":" if name.startswith("fixed") else "-", color=policy_colour(name), label=name)
+        ax.plot(places, y, marker="o", ls=":" if name.startswith("fixed") else "-", color=policy_colour(name),
+                label=name)
     ax.set(xlabel="places of every model drafter", ylabel="tokens per second", title=title, xticks=places,
            ylim=(0, 1.08 * max(max(y) for y in goodput.values())))        # room for the highest marker
     ax.legend(loc="center left", bbox_to_anchor=(1, .5))
@@ -134,9 +143,13 @@ def live(goodput: Mapping[str, tuple[Sequence[float], Sequence[float]]],
             ax.axvline(shift, color=GREY, lw=1)
     x = next(iter(goodput.values()))[0]
     c.stackplot(np.linspace(0, x[-1], len(shares)), shares.T, colors=arm_colours(arms), labels=arms)
-    c.set(xlabel="tokens written", ylim=(0, 1), title="drafters that spin chose")
-    a.set(title=title or "tokens per second", ylim=(0, None))
-    b.set(title="seconds lost against oracle")
-    figure.legend(handles=a.get_lines()[:len(goodput)], loc="outside lower left", ncols=len(goodput), fontsize=9)
-    c.legend(fontsize=8, loc="lower left", frameon=True, framealpha=.85, edgecolor="none")
+    part = shares.mean(0)
+    c.set(xlabel="tokens written", ylabel="share of the drafters", ylim=(0, 1),
+          title=f"spin chose {arms[part.argmax()]}: {part.max():.0%}")
+    a.set(title=title, ylabel="tokens per second", ylim=(0, None))
+    b.set(ylabel="seconds lost against the oracle")
+    if "spin" in lost:
+        b.set_title(f"spin loses {lost['spin'][1][-1]:.2f} s")
+    figure.legend(handles=[*a.get_lines()[:len(goodput)], *c.collections], loc="outside lower left", ncols=5,
+                  fontsize=9)
     return figure

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from ipywidgets import HTML, Button, HBox, Layout, Output, VBox
+from ipywidgets import VBox
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy import ndarray
@@ -20,12 +20,12 @@ from spin_core.select import NONE, make
 from spin_core.select.matching import match
 
 READY, FOUND = 1, 2             # bits of a cell's flags
-FIELDS = ("id", "text", "current", "chosen", "why", "drafted", "accepted", "earned", "seconds", "star", "estimate", "count",
-          "flags", "would")
+FIELDS = ("id", "text", "current", "chosen", "why", "drafted", "accepted", "earned", "seconds", "star", "estimate",
+          "count", "flags", "would")
 """Of a row, a request in a step: four lists by drafter at the end; ``would`` and ``star`` need hindsight."""
-LEGEND = ("In a cell: the policy's estimate in tokens per second (–: no opinion), what the request knows of the drafter, "
-          "and what the drafter would really have brought at this place of the text. Frame: the choice. ★: the choice of "
-          "an oracle that knows this, under the same places. Hatched: cannot be chosen now.")
+LEGEND = ("In a cell: the policy's estimate in tokens per second (–: no opinion), what the request knows of the "
+          "drafter, and what the drafter would really have brought at this place of the text. Frame: the choice. ★: "
+          "the choice of an oracle that knows this, under the same places. Hatched: cannot be chosen now.")
 TASKS = ("Press “first exploit”, then play: which requests settle, and which keep switching? Why may they?",
          "Press “a mistake”. Was it bad luck, or a wrong estimate? What does greedy believe at the same step?")
 
@@ -55,29 +55,24 @@ def served(steps: Sequence[Explanation], name: str, texts: Mapping[int, str] | N
     return _data({name: (steps, [None] * len(steps))}, texts or {}, "served by the engine, just now", TASKS[:1])
 
 
-def show(data: dict) -> None:
-    """Display the page, and before it a picture of its most varied step for where scripts do not run."""
-    name, one = next(iter(data["policies"].items()))
-    at = max(range(len(one["frames"])), key=lambda i: len({row["chosen"] for row in one["frames"][i]["rows"]}))
-    pages.show_page("selection", pages.page("selection", _small(data)), look.png(picture(data, name, at), whole=True), one["title"])
-
-
-def _small(data: dict) -> dict:
-    """The page's numbers without the names of fields in every row."""
-    return data | {"fields": FIELDS, "policies": {policy: one | {"frames": [
+def numbers(data: dict, at: int = 0) -> dict:
+    """What the page is made of, which opens at step ``at``; its rows do without the names of their fields."""
+    return data | {"at": at, "fields": FIELDS, "policies": {policy: one | {"frames": [
         frame | {"rows": [list(row.values()) for row in frame["rows"]]} for frame in one["frames"]]}
         for policy, one in data["policies"].items()}}
+
+
+def show(data: dict) -> None:
+    """Display the page at its most varied step, and before it a picture of that step for where scripts do not run."""
+    name, one = next(iter(data["policies"].items()))
+    at = max(range(len(one["frames"])), key=lambda i: len({row["chosen"] for row in one["frames"][i]["rows"]}))
+    pages.show_page("selection", numbers(data, at), look.png(picture(data, name, at), whole=True), one["title"])
 
 
 def live(policy: str = "spin", *, requests: int = 6, tokens: int = 24) -> VBox:
     """A button: the embedded models serve ``requests`` prompts of the mix, four at a time, and the steps of that run
     appear below."""
-    out, sign = Output(), HTML("")
-    start = Button(description="serve now and watch", icon="play", layout=Layout(width="auto"),
-                   tooltip=f"{requests} prompts, {tokens} tokens each, on this machine")
-    stop = Button(description="stop", icon="stop", disabled=True, layout=Layout(width="auto"), tooltip="end the run early")
-
-    def serve(work: Work) -> None:
+    def serve(work: Work) -> pages.HTML:
         from spin_core import zoo
         from spin_core.engine import Engine
         from spin_core.request import SamplingParams
@@ -93,12 +88,9 @@ def live(policy: str = "spin", *, requests: int = 6, tokens: int = 24) -> VBox:
             if work.say(f"step {len(steps)}, {len(engine.queue)} requests wait"):
                 break
         engine.close()
-        out.outputs = ()
-        out.append_display_data(pages.page("selection", _small(served(steps, policy, texts))))
-        work.say("done")
+        return pages.page("selection", numbers(served(steps, policy, texts)))
 
-    Work(serve, start, stop, sign)
-    return VBox([HBox([start, stop, sign], layout=Layout(align_items="center")), out])
+    return pages.live(serve, "serve now and watch", f"{requests} prompts, {tokens} tokens each, on this machine")
 
 
 def _data(runs: Mapping[str, tuple[Sequence[Explanation], Sequence]], texts: Mapping[int, str], about: str,
@@ -110,9 +102,11 @@ def _data(runs: Mapping[str, tuple[Sequence[Explanation], Sequence]], texts: Map
         for step, known in zip(steps, hindsight):
             tokens, clock = tokens + int(np.nansum(step.earned)), clock + float(np.nansum(step.seconds))
             frames.append(_frame(step, known, texts) | {"tokens": tokens, "clock": round(clock, 4)})
-        right = [row["would"][row["star"]] <= row["earned"] for f in frames for row in f["rows"] if row["star"] is not None]
+        right = [row["would"][row["star"]] <= row["earned"] for f in frames for row in f["rows"]
+                 if row["star"] is not None]
         told = f"; in {np.mean(right):.0%} of its choices no other drafter would have brought more" if right else ""
-        policies[name] = {"frames": frames, "title": f"{name}: {tokens / clock:.0f} tokens/s over {len(frames)} steps{told}"}
+        policies[name] = {"frames": frames,
+                          "title": f"{name}: {tokens / clock:.0f} tokens/s over {len(frames)} steps{told}"}
     return {"arms": list(first.arms), "policies": policies, "about": about, "legend": LEGEND, "tasks": list(tasks),
             "unit": {name: steps[0].unit for name, (steps, _) in runs.items()}}
 
@@ -125,7 +119,8 @@ def _frame(step: Explanation, known: tuple[ndarray, ndarray] | None, texts: Mapp
     rows = [dict(zip(FIELDS, (
         int(request), texts.get(int(request), ""), int(step.current[b]),
         int(step.chosen[b]) if step.gammas[b] else step.arms.index(NONE), why[b], *(
-            int(np.nan_to_num(v[b])) for v in (step.drafted, step.accepted, step.earned)), plain(np.nan_to_num(step.seconds[b])),
+            int(np.nan_to_num(v[b])) for v in (step.drafted, step.accepted, step.earned)),
+        plain(np.nan_to_num(step.seconds[b])),
         int(known[1][b]) if known else None, [plain(v) for v in step.estimate[b]], step.count[b].astype(int).tolist(),
         (READY * step.ready[b] + FOUND * step.found[b]).astype(int).tolist(), known and known[0][b].tolist())))
             for b, request in enumerate(step.requests)]
@@ -170,11 +165,12 @@ def picture(data: dict, policy: str, at: int) -> Figure:
         for a in range(len(arms)):
             colour = look.GREY if arms[a] == NONE else look.look(arms[a], a)[0]
             chosen = a == row["chosen"]
-            ax.add_patch(Rectangle((a + .03, b + .05), .94, .9, facecolor=look.tint(colour, .3) if chosen else "#F4F4F4",
+            ax.add_patch(Rectangle((a + .03, b + .05), .94, .9,
+                                   facecolor=look.tint(colour, .3) if chosen else "#F4F4F4",
                                    edgecolor=colour if chosen else look.LIGHT, linewidth=2.4 if chosen else .8))
             said = "–" if row["estimate"][a] is None else f"{row['estimate'][a]:.3g}"
-            ax.text(a + .5, b + .5, said + (f"   brings {row['would'][a]}" if row["would"] else ""), ha="center", va="center",
-                    size=9, color=look.INK if row["flags"][a] & FOUND else look.GREY)
+            ax.text(a + .5, b + .5, said + (f"   brings {row['would'][a]}" if row["would"] else ""), ha="center",
+                    va="center", size=9, color=look.INK if row["flags"][a] & FOUND else look.GREY)
             if a == row["star"]:
                 ax.text(a + .93, b + .22, "★", ha="right", va="center", size=10, color=look.ORANGE)
         ax.text(len(arms) + .1, b + .5, f"{row['earned']} token{'s' * (row['earned'] != 1)}", va="center", size=9.5)
@@ -183,6 +179,6 @@ def picture(data: dict, policy: str, at: int) -> Figure:
         ax.text(a + .5, -.25, arm, ha="center", va="center", size=9.5, weight="bold")
     ax.set(xlim=(-1.3, len(arms) + .9), ylim=(len(frame["rows"]), -.6))
     ax.axis("off")
-    figure.suptitle(f"{data['policies'][policy]['title']}\nstep {at + 1}, {frame['phase'] or 'no epochs'}: estimates in tokens "
-                    "per second, the choice framed, ★ the oracle's", size=10, x=.01, ha="left")
+    figure.suptitle(f"{data['policies'][policy]['title']}\nstep {at + 1}, {frame['phase'] or 'no epochs'}: estimates "
+                    "in tokens per second, the choice framed, ★ the oracle's", size=10, x=.01, ha="left")
     return figure

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ipywidgets import Checkbox, FloatSlider, IntSlider
+from ipywidgets import Checkbox
 from matplotlib.figure import Figure
 
 from spin_core.lab.lessons.l3_selection import measure as lesson
 from spin_core.lab.lessons.l3_selection import plots
-from spin_core.lab.lessons.panel import Panel
+from spin_core.lab.lessons.panel import Panel, slider
 
 GAMMAS = {"reads": 4, "copies": 4}
 
@@ -27,25 +27,25 @@ def story(requests: int, shift: bool, explore: int, first: int, prior: float, ca
     lost = {n: lesson.seconds_lost(r, oracle) for n, r in runs.items()}
     rates = {n: w[:2] for n, w in windows.items()}
     return plots.live(rates, lost, windows["spin"][2], runs["spin"].arms, half,
-                      title=f"tokens/s: spin has {share:.0%} of oracle"), rates
+                      title=f"spin has {share:.0%} of the oracle"), rates
 
 
 class Story(Panel):
     """Sliders for exploration, epochs, prior, places and requests, and a workload that may shift in the middle."""
 
     def __init__(self, requests: int = 48) -> None:
-        def slider(kind, value, low, high, name, tip, **more):
-            return kind(value, min=low, max=high, description=name, tooltip=tip, continuous_update=False, **more)
-
-        controls = [slider(IntSlider, requests, 16, 96, "requests", "served in all, eight at a time", step=16),
+        controls = [slider("requests", requests, 16, 96, "served in all, eight at a time", 16),
                     Checkbox(True, description="shift in the middle", tooltip="first all prose, then all code"),
-                    slider(IntSlider, 1, 0, 8, "explore, steps", "exploring steps at the beginning of every epoch"),
-                    slider(IntSlider, 8, 1, 64, "first epoch, steps", "exploiting steps of the first epoch; each further one has twice as many"),
-                    slider(FloatSlider, 16.0, 0, 64, "prior, steps", "how many steps the estimate of all requests weighs in each request's own", step=8),
-                    slider(IntSlider, 8, 0, 8, "places", "how many requests of eight a drafter can serve")]
+                    slider("explore, steps", 1, 0, 8, "exploring steps at the beginning of every epoch"),
+                    slider("first epoch, steps", 8, 1, 64,
+                           "exploiting steps of the first epoch; each further one has twice as many"),
+                    slider("prior, steps", 16.0, 0, 64,
+                           "how many steps the estimate of all requests weighs in each request's own", 8),
+                    slider("places", 8, 0, 8, "how many requests of eight a drafter can serve")]
         self.drawn: tuple = ()
         super().__init__(controls, lambda: self.story()[0], task="Set <i>explore</i> to 0: does spin notice the shift? "
-                         "Set <i>prior</i> to 0: what does a new request cost then? Take places away: which policy suffers?",
+                         "Set <i>prior</i> to 0: what does a new request cost then? Take places away: which policy "
+                         "suffers?",
                          presets={"no exploration": {"explore, steps": 0}, "no prior": {"prior, steps": 0.0},
                                   "two places": {"places": 2}, "as at first": {
                                       c.description: c.value for c in controls}})

@@ -12,7 +12,8 @@ from matplotlib.patches import Patch
 
 from spin_core.decompose.plan import Piece, Plan
 from spin_core.lab.lessons.look import (
-    BLUE, GREEN, GREY, INK, LIGHT, ORANGE, PURPLE, RED, SKY, WIDTH, canvas, logarithmic, styled, tint)
+    BLUE, GREEN, GREY, INK, LIGHT, ORANGE, PURPLE, RED, SKY, WIDTH, canvas, headline, logarithmic, stretch, styled,
+    tint)
 
 REQUESTS = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED)      # colours of requests; they repeat
 TALLEST = 6.5                                           # inches, of a picture of rows
@@ -53,7 +54,8 @@ def packing_and_costs(shown: Plan, cheapest: Plan, asked: int) -> Figure:
     ax.plot(widths, [cheapest.considered[w] * 1e6 for w in widths], color=BLUE, marker="o", markersize=4)
     ax.plot([cheapest.width], [cheapest.seconds * 1e6], color=RED, marker="D", markersize=9, linestyle="none",
             label=f"cheapest: {cheapest.width} keys, {cheapest.seconds * 1e6:.0f} us")
-    ax.plot([shown.width], [shown.seconds * 1e6], **RING, label=f"shown: {shown.width} keys, {shown.seconds * 1e6:.0f} us")
+    ax.plot([shown.width], [shown.seconds * 1e6], **RING,
+            label=f"shown: {shown.width} keys, {shown.seconds * 1e6:.0f} us")
     ax.set(xlabel="keys in the widest piece", ylabel="predicted us per layer", xlim=(0, None),
            ylim=(0, 1.1e6 * max(cheapest.considered.values())), title="narrow: copies and merging; wide: padding")
     ax.legend()
@@ -152,21 +154,20 @@ def verify_latency(by_batch: Mapping[int, Mapping[str, float]], by_skew: Mapping
     """
     high = 2 + len(elsewhere) // 2
     figure, grid = canvas(3.7 * high, high, 2, width_ratios=(1, 1.25))
-    figure.suptitle(title, x=0.01, ha="left", weight="bold", size=12)
+    headline(figure, title)
     _dots(grid[0, 0], by_batch, "requests in the batch", f"measured: {here}, Alpaca-like")
     _dots(grid[0, 1], by_skew, "skew of lengths", f"measured: {here}, batch {max(by_batch)}")
     for panel, (there, skews) in zip(grid.flat[3:], elsewhere.items()):
         _dots(panel, skews, "skew of lengths", f"measured: {there}")
-    for panel in grid.flat[3 + len(elsewhere):]:
-        panel.set_axis_off()
+    stretch(grid, 3 + len(elsewhere))
     ax = grid[1, 0]
     for i, (kind, times) in enumerate(whole.items()):
         for j, (way, time) in enumerate(times.items()):
             at = i + (j - (len(times) - 1) / 2) * 0.3
             bar = ax.bar(at, time, 0.27, color=WAYS[way][0])
             ax.bar_label(bar, fmt="%.0f", size=8.5)
-    ax.set(xticks=range(len(whole)), xticklabels=[kind.replace(", ", ",\n") for kind in whole], ylabel="ms, whole verification",
-           title="Alpaca, batch 16", xlim=(-0.6, len(whole) - 0.4))
+    ax.set(xticks=range(len(whole)), xticklabels=[kind.replace(", ", ",\n") for kind in whole],
+           ylabel="ms, whole verification", title="Alpaca, batch 16", xlim=(-0.6, len(whole) - 0.4))
     ax.margins(y=0.12)
     ax.grid(axis="x", visible=False)
     rows = [row for skews in (by_skew, *elsewhere.values()) for row in skews.values()]
@@ -240,6 +241,6 @@ def verify_memory(batches: Sequence[int], held: Mapping[str, Sequence[float]],
     handles = [Patch(facecolor=WAYS[way][0], label=WAYS[way][2]) for way in names]
     handles += [Patch(facecolor=tint(GREY, 0.45), label="pale: keys and values held"),
                 Patch(facecolor=GREY, label="full: allocated beside them")]
-    handles += [Line2D([], [], color=GREY, marker="x", linestyle=":", label="modelled without a cache")] * bool(uncached)
+    handles += [Line2D([], [], color=GREY, marker="x", linestyle=":", label="modelled, no cache")] * bool(uncached)
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return figure

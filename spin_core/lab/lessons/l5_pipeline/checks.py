@@ -46,8 +46,8 @@ def best_count(draft, verify, fixed, most):
 
 
 check_best_count = Exercise(
-    best_count, "More micro-batches shorten what is not overlapped at both ends; each pays the fixed share again. Equal "
-    "stages with a fixed share of 5 % need four.",
+    best_count, "More micro-batches shorten what is not overlapped at both ends; each pays the fixed share again. "
+    "Equal stages with a fixed share of 5 % need four.",
     cases=[(d, v, f, 9) for d, v, f in ((1.0, 1.0, 0.0), (1.0, 1.0, 0.05), (1.0, 1.0, 0.2), (1.0, 1.0, 1.0),
                                         (0.2, 1.0, 0.1), (0.5, 1.0, 0.02), (4.0, 1.0, 0.05))],
     judge=lambda m, draft, verify, fixed, _: round_seconds(Stage(draft, fixed), Stage(verify, fixed), int(m), True),

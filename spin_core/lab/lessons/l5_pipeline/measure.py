@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from spin_core.lab.bench.pipeline import Stage
-from spin_core.lab.results.stored import stored
+from spin_core.lab.results.stored import newest
 from spin_core.lab.simulate.micro_batches import split_time, steady
 from spin_core.pipeline.reference import simulate
 
 
 def stored_counts(directory: str | Path | None = None) -> tuple[dict, dict[int, tuple[Stage, Stage]], dict] | None:
-    """What ``bench pipeline`` measured last: goodput with its lowest and highest run by setting ("off", counts, "auto"),
-    drafting and verifying by number of threads, and the provenance. None where no machine has stored it."""
-    found = max(stored("pipeline", directory=directory), key=lambda one: one.origin.get("date") or "", default=None)
+    """What ``bench pipeline`` measured last: goodput with its lowest and highest run by setting ("off", counts,
+    "auto"), drafting and verifying by number of threads, and the provenance. None where no machine has stored it."""
+    found = newest("pipeline", directory)
     if found is None:
         return None
     goodput = {row["micro_batches"]: row for what in ("compared", "picking") for row in found.rows
@@ -27,8 +27,8 @@ def stored_counts(directory: str | Path | None = None) -> tuple[dict, dict[int, 
 
 
 def modelled(stages: Mapping[int, tuple[Stage, Stage]], counts: Sequence[int]) -> dict[str, dict[int, float]]:
-    """What the schedule makes of drafting and verifying, ``stages`` by number of threads (all and half of them), at each
-    count, relative to taking turns with all. "refilled": the pipeline runs empty at the end of every round."""
+    """What the schedule makes of drafting and verifying, ``stages`` by number of threads (all and half of them), at
+    each count, relative to taking turns with all. "refilled": the pipeline runs empty at the end of every round."""
     whole, half = stages[max(stages)], stages[min(stages)]
     turns = sum(stage.seconds for stage in whole)
     ways = {"a device per stage": (whole, False), "the same, refilled": (whole, True),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ipywidgets import Button, FloatSlider, IntSlider
+from ipywidgets import Button
 from matplotlib.figure import Figure
 
 from spin_core.engine import Engine
 from spin_core.lab.lessons.l5_pipeline import plots
-from spin_core.lab.lessons.panel import Panel
+from spin_core.lab.lessons.panel import Panel, slider
 from spin_core.lab.simulate.micro_batches import split_time
 from spin_core.lab.simulate.timeline import last_run, replay as schedule_of
 from spin_core.pipeline.reference import simulate
@@ -17,14 +17,10 @@ ROUNDS = 3
 
 def overlap(draft: float = 20.0, verify: float = 40.0, fixed: float = 0.3, count: int = 2) -> Panel:
     """Sliders for both stages' milliseconds, the share of a pass that does not shrink with the batch, and the count."""
-    def slider(name: str, value: float, most: float, step: float, tip: str) -> FloatSlider:
-        return FloatSlider(value, min=step if most > 1 else 0, max=most, step=step, description=name, tooltip=tip,
-                           continuous_update=False)
-
-    d = slider("drafting, ms", draft, 100, 1, "of the whole batch")
-    v = slider("verifying, ms", verify, 100, 1, "of the whole batch")
-    f = slider("fixed share of a pass", fixed, 1, 0.05, "what does not shrink when the batch is cut")
-    m = IntSlider(count, 1, 9, description="micro-batches", tooltip="parts of the batch", continuous_update=False)
+    d = slider("drafting, ms", draft, 1, 100, "of the whole batch")
+    v = slider("verifying, ms", verify, 1, 100, "of the whole batch")
+    f = slider("fixed share of a pass", fixed, 0, 1, "what does not shrink when the batch is cut", 0.05)
+    m = slider("micro-batches", count, 1, 9, "parts of the batch")
 
     def draw() -> Figure:
         def schedule(groups: int, beside: bool):
@@ -35,7 +31,7 @@ def overlap(draft: float = 20.0, verify: float = 40.0, fixed: float = 0.3, count
                             f"pipeline, {m.value} micro-batches": schedule(m.value, True)},
                            title=f"{ROUNDS} rounds")
 
-    return Panel([d, v, f, m], draw, kind="modelled", hold="x",
+    return Panel([d, v, f, m], draw, kind="modelled",
                  task="From which fixed share on is the pipeline slower than taking turns? Which stage "
                  "should be made faster, and when does that stop helping?", presets={
                      "nothing fixed": {f.description: 0.0, m.description: 4}, "all fixed": {f.description: 1.0},
@@ -48,10 +44,8 @@ def replay(engine: Engine) -> Panel:
     Raises ValueError for an engine that has verified nothing yet.
     """
     again = Button(description="replay my last run", tooltip="draw what this engine served last")
-    width = FloatSlider(400, min=20, max=4000, step=20, description="window, ms", tooltip="how much of the run is drawn",
-                        continuous_update=False)
-    where = FloatSlider(0.5, min=0, max=1, step=0.01, description="where in the run", tooltip="0: its start, 1: its end",
-                        continuous_update=False)
+    width = slider("window, ms", 400.0, 20, 4000, "how much of the run is drawn", 20)
+    where = slider("where in the run", 0.5, 0, 1, "0: its start, 1: its end", 0.01)
     read = {"schedule": schedule_of(last_run(engine.trace.events))}
 
     def draw() -> Figure:
@@ -61,7 +55,7 @@ def replay(engine: Engine) -> Panel:
         window = whole.between(begin, begin + length)
         return plots.gantt({f"{begin - whole.start:.2f} s after the first draft": window}, title="A run of this engine")
 
-    panel = Panel([again, where, width], draw, kind="measured",
+    panel = Panel([again, where, width], draw, kind="measured", hold=False,
                   task="Find a bubble of drafting: what does the drafter wait for?")
 
     def reread(_button) -> None:

@@ -133,8 +133,9 @@ def update(peak, total, x):
 _rng = np.random.default_rng(0)
 check_update = Exercise(
     update, "One reading, any size of logits: exp never sees anything above zero. Rung 1 is this loop on a device.",
-    cases=[(0.5, 3.0, np.array([-1.0, 0.2])), (0.5, 3.0, np.array([2.0, 0.1, 2.0])), (-np.inf, 0.0, _rng.normal(size=5)),
-           (990.0, 2.0, np.array([1000.0, 999.0])), (1000.0, 2.0, np.array([-1000.0]))],
+    cases=[(0.5, 3.0, np.array([-1.0, 0.2])), (0.5, 3.0, np.array([2.0, 0.1, 2.0])),
+           (-np.inf, 0.0, _rng.normal(size=5)), (990.0, 2.0, np.array([1000.0, 999.0])),
+           (1000.0, 2.0, np.array([-1000.0]))],
     mistakes={
         "The old total was measured against the old peak: when the peak rises by d, it shrinks by exp(-d).":
             lambda peak, total, x: ((new := max(peak, x.max())), total + np.exp(x - new).sum()),

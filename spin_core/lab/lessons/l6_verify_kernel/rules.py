@@ -95,7 +95,8 @@ ACCEPTED = {"independent, duplicates kept": 0.79, "independent, tested as one-ho
 
 
 def measure(rule: Rule, p: Tensor = P, q: Tensor = Q) -> tuple[float, float]:
-    """The exact total variation distance of the emitted token's distribution from ``p [V]``, and the acceptance rate."""
+    """The exact total variation distance of the emitted token's distribution from ``p [V]``, and the acceptance
+    rate."""
     distribution, rate = torch.zeros_like(p), 0.0
     for children, reached in rule.draw(q):
         if reached == 0:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from ipywidgets import FloatSlider
 from matplotlib.figure import Figure
 
 from spin_core.lab.lessons.l6_verify_kernel import plots as verify_kernel
 from spin_core.lab.lessons.l6_verify_kernel.rules import BIASED, LOSSLESS, P, Q, measure
-from spin_core.lab.lessons.panel import Panel
+from spin_core.lab.lessons.panel import Panel, slider
 
 
 def bias() -> Panel:
     """Slide the drafter's distribution from the target's own (0) to one that proposes other tokens (1)."""
-    distance = FloatSlider(1.0, min=0, max=1, step=0.05, description="drafter's distance from p", continuous_update=False,
-                           tooltip="0: q is p; 1: the q of the figure above")
+    distance = slider("drafter's distance from p", 1.0, 0, 1, "0: q is p; 1: the q of the figure above", 0.05)
 
     def draw() -> Figure:
         q = (1 - distance.value) * P + distance.value * Q

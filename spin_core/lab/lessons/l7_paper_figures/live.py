@@ -9,13 +9,13 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from html import escape
 
-from ipywidgets import HTML, Button, Dropdown, HBox, IntSlider, Layout, VBox
+from ipywidgets import HTML, HBox, Layout, VBox
 from matplotlib.figure import Figure
 
 from spin_core.engine import Engine
 from spin_core.lab.lessons import look
 from spin_core.lab.lessons.l7_paper_figures import plots
-from spin_core.lab.lessons.panel import ROW, Work, said, whole_label
+from spin_core.lab.lessons.panel import ROW, Work, menu, said, slider, whole_label
 from spin_core.lab.simulate.timeline import replay
 from spin_core.pipeline.schedule import STAGES
 from spin_core.request import SamplingParams
@@ -28,8 +28,8 @@ WINDOW = 40             # steps that goodput, acceptance and shares are counted 
 ROUNDS = 10             # steps in the picture of the stages
 REDRAW = 0.4            # seconds between two pictures
 KEPT = 5                # settings in the table
-TASK = ("Start it, wait for ten seconds, then choose <i>none</i>: what does speculation gain here? Then one request at once. "
-        "Does SPIN drop a drafter when you change the texts? Compare in the table below.")
+TASK = ("Start it, wait for ten seconds, then choose <i>fixed:none</i>: what does speculation gain here? Then one "
+        "request at once. Does SPIN drop a drafter when you change the texts? Compare in the table below.")
 
 
 class Server:
@@ -111,64 +111,67 @@ def picture(server: Server) -> Figure:
     top = next(iter(numbers["served"]))
     share = numbers["served"][top] / sum(numbers["served"].values())
     return plots.dashboard(replay([e for e in steps if e.step >= late[0]]), numbers["served"],
-                           title=f"{_goodput(numbers)} with {server.settings['at_once']} requests at once (measured here); "
-                                 f"{'no drafter' if top == 'none' else top} in {share:.0%} of the verifications")
+                           title=f"{_goodput(numbers)} with {server.settings['at_once']} requests at once (measured "
+                                 f"here); {'no drafter' if top == 'none' else top} in {share:.0%} of the verifications")
 
 
 def _goodput(numbers: dict) -> str:
     return f"{numbers['goodput']:,.1f} tokens/s"
 
 
-def dashboard(server: Server) -> VBox:
-    """Controls above the running server. Nothing is served before its button is pressed."""
-    drop = {"texts": Dropdown(options=WORKLOADS, value=server.settings["texts"], description="texts",
-                              tooltip="which prompts come next"),
-            "policy": Dropdown(options=server.names, value=server.settings["policy"], description="drafting",
-                               tooltip="the policy that chooses drafters; fixed: one drafter for all"),
-            "at_once": IntSlider(server.settings["at_once"], 1, MOST, description="requests at once",
-                                 continuous_update=False, tooltip="how many requests are served together"),
-            "micro_batches": Dropdown(options=["auto", 1, 2, 3], value=server.settings["micro_batches"],
-                                      description="micro-batches", tooltip="auto: the heuristic of lesson 5")}
-    start = Button(description="start", icon="play", tooltip="serve requests until stopped")
-    stop = Button(description="stop", icon="stop", disabled=True, tooltip="stop after the running step")
-    sign, view = HTML("stopped"), HTML(render(server))
-    wanted: dict = {}
-    lock = threading.Lock()
+class Dashboard(VBox):
+    """Controls above the running server. Nothing is served before its button is pressed; a viewer without widgets shows
+    the numbers that it opens with."""
 
-    def change(key):
-        def changed(event) -> None:
-            with lock:
-                wanted[key] = event["new"]
-            sign.value = f"⏳ setting {drop[key].description} to {escape(str(event['new']))} …"
-            if not (work.thread and work.thread.is_alive()):
-                apply()
-                sign.value, view.value = "stopped; the setting holds from the next start", render(server)
-        return changed
+    def __init__(self, server: Server) -> None:
+        now = server.settings
+        self.server, self.view, self.lock = server, HTML(render(server)), threading.Lock()
+        self.wanted: dict[str, object] = {}                 # settings that hold from the next step on
+        self.controls = {
+            "texts": menu("texts", WORKLOADS, "which prompts come next", now["texts"]),
+            "policy": menu("drafting", server.names, "the policy that chooses drafters; fixed: one drafter for all",
+                           now["policy"]),
+            "at_once": slider("requests at once", now["at_once"], 1, MOST, "how many requests are served together"),
+            "micro_batches": menu("micro-batches", ["auto", 1, 2, 3], "auto: the heuristic of lesson 5",
+                                  now["micro_batches"])}
+        for key, control in self.controls.items():
+            whole_label(control).observe(lambda event, key=key: self.change(key, event["new"]), "value")
+        self.work = Work(self.serve, "start", "serve requests until stopped")
+        self.work.say("stopped")
+        super().__init__([said(TASK), self.work, HBox([*self.controls.values()], layout=Layout(**ROW)), self.view])
 
-    def apply() -> None:
-        with lock:
-            new, _ = dict(wanted), wanted.clear()
-        server.change(**new)
+    def change(self, key: str, value: object) -> None:
+        """Say at once that a setting changes; the server gets it between two steps."""
+        with self.lock:
+            self.wanted[key] = value
+        self.work.sign.value = f"⏳ setting {self.controls[key].description} to {escape(str(value))} …"
+        if not self.work.busy:
+            self.apply()
+            self.view.value = render(self.server)
+            self.work.sign.value = "stopped; the setting holds from the next start"
 
-    def serve(work: Work) -> None:
+    def apply(self) -> None:
+        with self.lock:
+            new, self.wanted = self.wanted, {}
+        self.server.change(**new)
+
+    def serve(self, work: Work) -> None:
         drawn = 0.0
         while not work.stopped:
-            apply()
-            server.turn()
-            if time.monotonic() - drawn > REDRAW and not wanted:
-                view.value, drawn = render(server), time.monotonic()
-                work.say(f"serving: step {server.engine.steps}")
-        apply()
-        view.value = render(server)
+            self.apply()
+            self.server.turn()
+            if time.monotonic() - drawn > REDRAW and not self.wanted:
+                self.view.value, drawn = render(self.server), time.monotonic()
+                work.say(f"serving: step {self.server.engine.steps}")
+        self.apply()
+        self.view.value = render(self.server)
         work.say("stopped")
 
-    work = Work(serve, start, stop, sign)
-    for key, control in drop.items():
-        whole_label(control).observe(change(key), "value")
-    panel = VBox([said(TASK), HBox([start, stop, sign], layout=Layout(**ROW)), HBox([*drop.values()], layout=Layout(**ROW)),
-                  view])
-    panel.server, panel.controls, panel.work, panel.view, panel.sign = server, drop, work, view, sign
-    return panel
+    def _repr_mimebundle_(self, **options) -> dict:
+        return super()._repr_mimebundle_(**options) | {"text/html": self.view.value}
+
+
+dashboard = Dashboard
 
 
 def render(server: Server) -> str:
@@ -179,8 +182,8 @@ def render(server: Server) -> str:
     out = "".join(f"<div style='margin-right:34px'><div style='opacity:.7'>{name}</div><b data-number='{name}' "
                   f"style='font-size:19px'>{value}</b></div>" for name, value in tiles)
     return (f"<div style='max-width:960px;line-height:1.4'><div style='display:flex'>{out}</div>{_stages(server)}"
-            f"<div style='display:flex;flex-wrap:wrap;gap:30px'>{_requests(server)}{_shares(numbers)}</div>"
-            f"{_history(server, numbers)}</div>")
+            "<div style='display:flex;flex-wrap:wrap;gap:30px;align-items:flex-start'>"
+            f"{_requests(server)}{_shares(numbers)}</div>{_history(server, numbers)}</div>")
 
 
 def _colours(server: Server) -> dict[str, str]:
@@ -204,9 +207,9 @@ def _stages(server: Server) -> str:
     for e in {e.step: e for e in shown}.values():
         bars.append((e.target_began, e.target_seconds + e.verify_seconds, 34, look.BLUE,
                      f"step {e.step}: the target verifies {e.batch} requests"))
-    shapes = "".join(f"<rect x='{60 + (at - begin) * scale:.1f}' y='{y}' width='{max(1.5, seconds * scale):.1f}' height='24' "
-                     f"fill='{colour}' stroke='white' stroke-width='.6'><title>{escape(text)}, {1000 * seconds:.0f} ms</title>"
-                     "</rect>" for at, seconds, y, colour, text in bars)
+    shapes = "".join(f"<rect x='{60 + (at - begin) * scale:.1f}' y='{y}' width='{max(1.5, seconds * scale):.1f}' "
+                     f"height='24' fill='{colour}' stroke='white' stroke-width='.6'><title>{escape(text)}, "
+                     f"{1000 * seconds:.0f} ms</title></rect>" for at, seconds, y, colour, text in bars)
     words = "".join(f"<text x='0' y='{y}' fill='currentColor' font-size='13'>{stage}</text>"
                     for stage, y in zip(STAGES, (21, 51)))
     return (f"<div style='opacity:.7;margin-top:8px'>the last {len(late)} steps, {1000 * (end - begin):.0f} ms</div>"
@@ -250,5 +253,5 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence], name: str = "", dots:
     for row, colour in zip(cells, dots):
         row[1] = f"<span style='color:{colour}'>●</span> {row[1]}"
     head = "".join(f"<th style='text-align:left;padding-right:16px'>{h}</th>" for h in heads)
-    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in cells)
+    body = "".join(f"<tr>{''.join(f'<td style=padding-right:16px>{cell}</td>' for cell in row)}</tr>" for row in cells)
     return f"<table data-table='{name}' style='margin-top:10px'><tr>{head}</tr>{body}</table>"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from spin_core.lab.bench import names
-from spin_core.lab.results.stored import stored
+from spin_core.lab.results.stored import newest, stored
 from spin_core.lab.simulate import paper
 from spin_core.lab.simulate.profiles import BYTES, DRAFTERS, Hardware, Model
 from spin_core.workloads import NAMES as WORKLOADS
@@ -163,7 +163,7 @@ def gain_by_batch(directory: str | Path | None = None
                   ) -> tuple[dict[float, dict[int, dict]], dict[int, float], dict] | None:
     """What ``GAIN`` measured last: SPIN's rows ("over_plain", with its 95 % interval) by temperature and batch, the
     seconds of a step of plain decoding by batch, and the provenance. None where no machine has stored it."""
-    found = max(stored("plain", directory=directory), key=lambda one: one.origin.get("date") or "", default=None)
+    found = newest("plain", directory)
     if found is None:
         return None
     gains: dict[float, dict[int, dict]] = {}

@@ -15,8 +15,8 @@ from matplotlib.ticker import MaxNLocator
 
 from spin_core.pipeline.schedule import STAGES, Schedule
 from spin_core.lab.lessons.look import (
-    BLUE, GREEN, GREY, INK, LIGHT, ORANGE, PUBLISHED, PURPLE, RED, SKY, bars, canvas, legend_below, logarithmic,
-    one, styled, tint)
+    BLUE, GREEN, GREY, INK, LIGHT, ORANGE, PUBLISHED, PURPLE, RED, SKY, bars, canvas, headline, legend_below,
+    logarithmic, one, stretch, styled, tint)
 from spin_core.lab.lessons.l5_pipeline.plots import lane
 
 SYSTEMS = {"vanilla": ORANGE, "best fixed drafter": SKY, "SPIN": GREEN}
@@ -36,9 +36,8 @@ def overall_goodput(goodput: Mapping[str, Mapping[str, Mapping[str, float]]], pu
     across = min(3, len(shown))
     high = -(-len(shown) // across)
     figure, panels = canvas(3.2 * high + 0.6, high, across, squeeze=False)
-    panels = panels.flat
-    for panel in panels[len(shown):]:
-        panel.set_axis_off()
+    stretch(panels, len(shown))
+    panels = [panel for panel in panels.flat if panel.figure]
     for panel, (target, sets) in zip(panels, shown.items()):
         x, names = np.arange(len(sets)), list(SYSTEMS)
         for j, name in enumerate(names):
@@ -57,7 +56,13 @@ def overall_goodput(goodput: Mapping[str, Mapping[str, Mapping[str, float]]], pu
     panels[0].set_ylabel("tokens per second (modelled)")
     if measured:
         panels[len(goodput)].set_ylabel("tokens per second (measured)")
-    legend_below(figure, title=f"above SPIN: its ratio to vanilla. Published: about {published:.2f}× on average")
+    said = []
+    for kind, some in (("modelled", goodput), ("measured", measured or {})):
+        ratios = [systems["SPIN"] / systems["vanilla"] for sets in some.values() for systems in sets.values()
+                  if {"SPIN", "vanilla"} <= systems.keys()]
+        said += [f"{kind} {min(ratios):.2f} to {max(ratios):.2f}"] if ratios else []
+    headline(figure, f"SPIN over vanilla: {', '.join(said)}; published {published:.2f} on average")
+    legend_below(figure, title="above SPIN: its ratio to vanilla")
     return figure
 
 
@@ -84,9 +89,9 @@ def ablation(modelled: Mapping[str, Mapping[str, float]], published: Mapping[str
         left.plot(x + 0.38, [ratios.get(r, np.nan) for r in rungs], marker, color=INK, markersize=9, zorder=6,
                   label=f"measured: {name}")
     one(left)
+    whole = [ratios[rungs[-1]] for ratios in modelled.values()]
     left.set(xticks=x, xticklabels=rungs, ylabel="goodput over vanilla",
-             title=f"All parts: published {list(published.values())[-1]:.2f}, modelled "
-                   f"{min(m[rungs[-1]] for m in modelled.values()):.2f} to {max(m[rungs[-1]] for m in modelled.values()):.2f}")
+             title=f"All parts: published {published[rungs[-1]]:.2f}, modelled {min(whole):.2f} to {max(whole):.2f}")
     known = [*modelled.values(), *(measured or {}).values()]
     left.set_ylim(0, 1.1 * max(*published.values(), *(v for ratios in known for v in ratios.values())))
     legend_below(figure, ncols=3 - bool(measured))
@@ -102,8 +107,8 @@ def ablation(modelled: Mapping[str, Mapping[str, float]], published: Mapping[str
 
 @styled
 def measured_ladders(ladders: Mapping[str, Mapping[int, Mapping[str, float]]], rungs: Sequence[str]) -> Figure:
-    """Goodput over plain decoding as measured: ``ladders[where][batch][rung]``, a panel for each batch of each ``where``
-    with the ``rungs`` that were measured; its title says what the last of them gains."""
+    """Goodput over plain decoding as measured: ``ladders[where][batch][rung]``, a panel for each batch of each
+    ``where`` with the ``rungs`` that were measured; its title says what the last of them gains."""
     panels = [(where, batch, ratios) for where, batches in ladders.items() for batch, ratios in batches.items()]
     high = 1.15 * max((ratio for _, _, ratios in panels for ratio in ratios.values()), default=1.0)
     figure, axes = canvas(1.5 + 0.36 * max(len(ratios) for _, _, ratios in panels), 1, len(panels), squeeze=False)
@@ -162,7 +167,8 @@ def microbatches(modelled: Mapping[str, Mapping[int, float]], published: Mapping
     panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     at, gain = next(iter(published.items()))
     reached = [gains[at] for gains in modelled.values() if at in gains]
-    panel.set(xlabel="micro-batches", ylabel="goodput over one micro-batch", title=f"{at} micro-batches: published {gain:.2f}"
+    panel.set(xlabel="micro-batches", ylabel="goodput over one micro-batch",
+              title=f"{at} micro-batches: published {gain:.2f}"
               + (f", modelled {min(reached):.2f} to {max(reached):.2f}" if reached else ""))
     panel.set_ylim(bottom=0)
     legend_below(figure)
@@ -171,8 +177,8 @@ def microbatches(modelled: Mapping[str, Mapping[int, float]], published: Mapping
 
 @styled
 def microbatch_heuristic(cases: Sequence[Mapping]) -> Figure:
-    """Goodput of the heuristic, its trials included, over that of the best number of micro-batches: "share" of each case;
-    "name", "best" and "chosen" (numbers; chosen: the one that served most requests) stand beside it."""
+    """Goodput of the heuristic, its trials included, over that of the best number of micro-batches: "share" of each
+    case; "name", "best" and "chosen" (numbers; chosen: the one that served most requests) stand beside it."""
     figure, panel = canvas(0.38 * len(cases) + 1.2)
     bars(panel, [f"{c['name']}: best {c['best']}, chosen {c['chosen']}" for c in cases], [c["share"] for c in cases])
     one(panel, "x")
@@ -201,8 +207,8 @@ def selection_at_scale(goodput: Mapping[str, Mapping[str, float]], ceilings: Map
                 panel.text(place, value - 0.03, f"{value:.2f}", ha="center", va="top", size=8.5, rotation=90,
                            color="white", weight="bold")
     for style, name in zip(("--", ":"), next(iter(ceilings.values()), ())):
-        panel.hlines([ceilings.get(setting, {}).get(name, np.nan) for setting in goodput], x - 0.46, x + 0.46, color=INK,
-                     linestyle=style, linewidth=1.6, label=name)
+        panel.hlines([ceilings.get(setting, {}).get(name, np.nan) for setting in goodput], x - 0.46, x + 0.46,
+                     color=INK, linestyle=style, linewidth=1.6, label=name)
     stars = {i: published[setting] for i, setting in enumerate(goodput) if setting in published}
     panel.plot(list(stars), list(stars.values()), label="published: spin", **STAR)
     one(panel)
@@ -233,7 +239,8 @@ def ceilings(bounds: Mapping[str, Mapping[str, float]], published: float) -> Fig
     panel.text(len(parts) - 0.6, published, f"published, overall: {published:.2f}", ha="right", va="bottom", color=GREY)
     top = max(published, *(v for values in bounds.values() for v in values.values()))
     best = [max(values.values()) for values in bounds.values()]
-    panel.set(xticks=range(len(parts)), xticklabels=parts, ylim=(0, 1.2 * top), ylabel="at most, over vanilla (modelled)",
+    panel.set(xticks=range(len(parts)), xticklabels=parts, ylim=(0, 1.2 * top),
+              ylabel="at most, over vanilla (modelled)",
               title=f"With a cache even perfect parts reach {min(best):.2f} to {max(best):.2f}, not {published:.2f}")
     panel.grid(axis="x", visible=False)
     panel.legend(loc="upper left", ncols=len(bounds))
@@ -255,7 +262,7 @@ def verdict(table: Mapping[str, Mapping[str, Mapping]], shown: Sequence[str]) ->
         panel.plot(ratios, y, marker, color=colour, markersize=8, markeredgecolor="white", label=name, zorder=3)
     panel.set(yticks=y, yticklabels=[f"{q}: {table[q][shown[0]]['published']:.3g}" for q in quantities],
               ylim=(len(quantities) - 0.5, -0.5), xlabel="modelled over published, logarithmic",
-              title=f"Of {len(quantities)} published numbers within 25 %: {', '.join(within)}")
+              title=f"Met within 25 %, of {len(quantities)}: {', '.join(within)}")
     logarithmic(panel, "x")
     legend_below(figure, ncols=len(shown))
     return figure
@@ -264,8 +271,8 @@ def verdict(table: Mapping[str, Mapping[str, Mapping]], shown: Sequence[str]) ->
 @styled
 def verifications(seconds: Mapping[str, Mapping[str, Mapping[int, float]]], published: Mapping[str, float],
                   batch: int) -> Figure:
-    """One verification by batch size, a panel for each hypothesis: ``seconds[hypothesis][way][batch]``, modelled. Stars:
-    ``published`` seconds by way, at one ``batch``."""
+    """One verification by batch size, a panel for each hypothesis: ``seconds[hypothesis][way][batch]``, modelled.
+    Stars: ``published`` seconds by way, at one ``batch``."""
     across = 3
     high = -(-len(seconds) // across)
     figure, panels = canvas(2.4 * high + 0.5, high, across, sharex=True, sharey=True, squeeze=False)
@@ -276,7 +283,7 @@ def verifications(seconds: Mapping[str, Mapping[str, Mapping[int, float]]], publ
             panel.plot([batch], [1e3 * published[way]], **STAR | {"color": colour}, label=f"published, {way}")
         logarithmic(panel, "x", list(next(iter(ways.values()))))
         logarithmic(panel, "y")
-        panel.set_title(name)
+        panel.set_title(f"{name}: {ways['padded'][batch] / published['padded']:.2f} of the published", size=10)
     for panel in panels[::across]:
         panel.set_ylabel("ms")
     for panel in panels[len(seconds) - across:]:
@@ -317,5 +324,5 @@ def dashboard(schedule: Schedule, served: Mapping[str, int], *, title: str) -> F
     bars(right, names, [served[name] / total for name in names],
          [tint(GREY if name == "none" else GREEN, 0.7) for name in names], text="{:.0%}")
     right.set(xlim=(0, 1.22), ylim=(max(len(names), 3) - 0.5, -0.5), xlabel="share of verifications")
-    figure.suptitle(title, x=0.01, ha="left", size=11, weight="bold")
+    headline(figure, title)
     return figure

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from ipywidgets import Dropdown, IntSlider
 from matplotlib.figure import Figure
 
 from spin_core.lab.lessons.l7_paper_figures.plots import dashboard as draw, ladder as draw_ladder
@@ -11,7 +10,7 @@ from spin_core.lab.simulate import arrivals, paper
 from spin_core.lab.simulate.acceptance import NAMES
 from spin_core.lab.simulate.hypotheses import HYPOTHESES
 from spin_core.lab.simulate.profiles import DRAFTERS, HARDWARE
-from spin_core.lab.lessons.panel import Panel
+from spin_core.lab.lessons.panel import Panel, menu, slider
 
 CARDS = [name for name, card in HARDWARE.items() if "fp16" in card.flops and name != "V100-16GB"]
 H100 = next(name for name in CARDS if name.startswith("H100"))
@@ -24,11 +23,12 @@ ARRIVING = [("all at once", ("closed", 2.0)), *((f"{kind}, {rate} per second", (
 
 def ladders(requests: int = 40) -> Panel:
     """The ladder by a hypothesis, beside the published one."""
-    controls = [Dropdown(options=list(HYPOTHESES), value="recompute", description="hypothesis", tooltip="what a pass computes"),
-                Dropdown(options=["V100-16GB", *CARDS], value=paper.CARD, description="card", tooltip="the target's GPU"),
-                Dropdown(options=[1, 8, 16, 32], value=paper.BATCH, description="batch, requests", tooltip="served at once"),
-                Dropdown(options=NAMES, value="CP", description="texts", tooltip="whose acceptance and lengths are modelled")]
-    return Panel(controls, lambda: ladder_picture(*(c.value for c in controls), requests=requests), kind="modelled, published", hold="y",
+    controls = [menu("hypothesis", list(HYPOTHESES), "what a pass computes", "recompute"),
+                menu("card", ["V100-16GB", *CARDS], "the target's GPU", paper.CARD),
+                menu("batch, requests", [1, 8, 16, 32], "served at once", paper.BATCH),
+                menu("texts", NAMES, "whose acceptance and lengths are modelled", "CP")]
+    return Panel(controls, lambda: ladder_picture(*(c.value for c in controls), requests=requests),
+                 kind="modelled, published",
                  task="Which hypothesis comes nearest to the grey bars? Then batch 32: which rung gains, and why?",
                  presets={"with a cache": {"hypothesis": "cached"}, "without": {"hypothesis": "recompute"},
                           "batch 32": {"batch, requests": 32}, "a card of 16 GB": {"card": "V100-16GB"}})
@@ -43,20 +43,20 @@ def ladder_picture(hypothesis: str, card: str, batch: int, data_set: str, *, req
         return draw_ladder(dict.fromkeys(paper.ABLATION, 0.0), paper.ABLATION, title=f"{setting}\n{error}")
     over = {rung: rate / rates["vanilla"] for rung, rate in rates.items()}
     return draw_ladder(over, paper.ABLATION, title=f"{HYPOTHESES[hypothesis].assumption}\n"
-                       f"{setting}; vanilla: {rates['vanilla']:,.0f} tokens/s")
+                       f"{setting}: all parts bring {over[[*paper.ABLATION][-1]]:.2f} times vanilla's "
+                       f"{rates['vanilla']:,.0f} tokens/s")
 
 
 def dashboard(data_set: str = "Alpaca", policy: str = "1.4B", batch: int = 32, micro_batches: int = 2) -> Panel:
     """LLaMA-7B on modelled hardware."""
-    controls = [Dropdown(options=NAMES, value=data_set, description="texts", tooltip="whose acceptance and lengths are modelled"),
-                Dropdown(options=[*DRAFTERS, *POLICIES, "none"], value=policy, description="drafting",
-                         tooltip="one drafter for all, a policy, or none"),
-                Dropdown(options=["padded", "decomposed"], value="decomposed", description="verifying",
-                         tooltip="attention over padded rows, or over pieces of one width"),
-                Dropdown(options=CARDS, value=CARDS[0], description="card", tooltip="the target's GPU"),
-                IntSlider(batch, 1, 64, description="batch, requests", tooltip="served at once", continuous_update=False),
-                IntSlider(micro_batches, 1, 8, description="micro-batches", tooltip="parts of the batch", continuous_update=False),
-                Dropdown(options=ARRIVING, value=ARRIVING[0][1], description="arrivals", tooltip="when requests come")]
+    controls = [menu("texts", NAMES, "whose acceptance and lengths are modelled", data_set),
+                menu("drafting", [*DRAFTERS, *POLICIES, "none"], "one drafter for all, a policy, or none", policy),
+                menu("verifying", ["padded", "decomposed"], "attention over padded rows, or over pieces of one width",
+                     "decomposed"),
+                menu("card", CARDS, "the target's GPU"),
+                slider("batch, requests", batch, 1, 64, "served at once"),
+                slider("micro-batches", micro_batches, 1, 8, "parts of the batch"),
+                menu("arrivals", ARRIVING, "when requests come")]
     return Panel(controls, lambda: picture(*(c.value for c in controls[:-1]), *controls[-1].value), kind="modelled",
                  task="From how many micro-batches on does the pipeline lose? Where does padding hurt most?",
                  presets={"68M, 4 micro-batches": {"drafting": "68M", "micro-batches": 4},

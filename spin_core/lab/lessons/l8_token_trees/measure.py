@@ -14,7 +14,7 @@ from scipy.stats import t
 
 from spin_core.draft import ModelDrafter
 from spin_core.engine import Engine, Prompt
-from spin_core.lab.results.stored import stored
+from spin_core.lab.results.stored import newest
 from spin_core.lab.simulate.best_shape import best_shape
 from spin_core.request import Request, SamplingParams
 from spin_core.trace import Event
@@ -126,9 +126,9 @@ def match_rates(found: Sequence[Sequence[int]], most: int = 5) -> list[Estimate]
 
 @dataclass(frozen=True)
 class Recorded:
-    """What ``bench trees`` measured: the ``drafter`` that grew the trees, ``match[way][drafter]`` and ``tau[way][width]``
-    as in SpecInfer's tables, ``cost[batch][width]`` in milliseconds per token, ``best[nodes]``, the tokens per
-    verification of the best tree, and the provenance."""
+    """What ``bench trees`` measured: the ``drafter`` that grew the trees, ``match[way][drafter]`` and
+    ``tau[way][width]`` as in SpecInfer's tables, ``cost[batch][width]`` in milliseconds per token, ``best[nodes]``,
+    the tokens per verification of the best tree, and the provenance."""
 
     drafter: str
     match: dict[str, dict[str, list[Estimate]]]
@@ -140,7 +140,7 @@ class Recorded:
 
 def recorded(directory: str | Path | None = None) -> Recorded:
     """The newest report of ``bench trees`` in figures/data. Raises ValueError where there is none."""
-    found = max(stored("trees", directory=directory), key=lambda one: one.origin.get("date") or "", default=None)
+    found = newest("trees", directory)
     if found is None:
         raise ValueError("no trees are stored: python -m spin_core bench trees --json figures/data/MACHINE/trees.json")
     match, tau, cost, best, drafter = {}, {}, {}, {}, ""

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch, Rectangle
 from spin_core.lab.lessons.l8_token_trees.measure import Estimate
 from spin_core.lab.lessons.l8_token_trees.steps import TreeStep, Trial
 from spin_core.lab.lessons.look import (
-    BLUE, GREEN, GREY, HOLLOW, INK, MONO, ORANGE, PURPLE, Q_COLOUR, RED, SERIES, SKY, canvas, label,
+    BLUE, GREEN, GREY, HOLLOW, INK, MONO, ORANGE, PURPLE, Q_COLOUR, RED, SERIES, SKY, canvas, headline, label,
     legend_below, styled, tint)
 
 DRAFTER_COLOURS = (ORANGE, SKY, PURPLE, "#F0E442")      # drafters, in their order
@@ -107,7 +107,7 @@ def trials(found: Sequence[Trial], shown: int, title: str) -> Figure:
     """The tests at one node, the first so many that are ``shown``: p as left, the q of the child, its fate."""
     tokens = np.arange(len(found[0].p))
     figure, row = canvas(3.9, 1, PANELS, sharey=True)
-    figure.suptitle(title, x=0.01, ha="left", size=11, weight="bold")
+    headline(figure, title)
     for number, axes in enumerate(row):
         axes.grid(False, axis="x")
         if number >= min(shown, len(found)):

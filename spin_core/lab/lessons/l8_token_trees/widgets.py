@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ipywidgets import HTML, Dropdown, FloatSlider, IntSlider, Text
+from ipywidgets import HTML, Text
 from matplotlib.figure import Figure
 
 from spin_core.draft.shape import parse
 from spin_core.engine import Engine
 from spin_core.lab.lessons.l8_token_trees import plots
 from spin_core.lab.lessons.l8_token_trees.steps import TreeStep, tree_steps, walk
-from spin_core.lab.lessons.panel import Panel
+from spin_core.lab.lessons.panel import Panel, menu, slider
 from spin_core.request import SamplingParams
 
 
@@ -22,12 +22,12 @@ def editor(engine: Engine, prompts: Mapping[str, str], drafters: Sequence[Sequen
     ``prompts`` by name; ``drafters``: groups to choose from, whose trees are merged. A shape that is malformed or
     too large gets a message, and the last picture stays.
     """
-    prompt = Dropdown(options=list(prompts), description="prompt", tooltip="the text to answer")
-    choice = Dropdown(options=[(" and ".join(group), tuple(group)) for group in drafters], description="drafters", tooltip="their trees are merged")
+    prompt = menu("prompt", list(prompts), "the text to answer")
+    choice = menu("drafters", [(" and ".join(group), tuple(group)) for group in drafters], "their trees are merged")
     shape = Text("2,1,1", description="shape", continuous_update=False,
                  tooltip="children of every node, level by level; or nodes by their paths, such as 0.1.0")
-    heat = FloatSlider(0.0, min=0, max=1.5, step=0.5, description="temperature", tooltip="0: greedy", continuous_update=False)
-    number = IntSlider(2, 1, 2, description="step", tooltip="which verification of the answer", continuous_update=False)
+    heat = slider("temperature", 0.0, 0, 1.5, "0: greedy", 0.5)
+    number = slider("step", 2, 1, 2, "which verification of the answer")
     said = HTML()
     answered: dict[tuple, list[TreeStep]] = {}
 
@@ -51,18 +51,18 @@ def editor(engine: Engine, prompts: Mapping[str, str], drafters: Sequence[Sequen
         return plots.tree(found[at - 1], choice.value, f"Step {at} of {len(found)}, "
                           f"{f'temperature {heat.value:g}' if heat.value else 'greedy'}: ")
 
-    return Panel([prompt, choice, shape, heat, number, said], draw, kind="measured",
+    return Panel([prompt, choice, shape, heat, number, said], draw, kind="measured", hold=False,
                  task="Find a step whose path leaves the first branch. "
                  "Then a wide tree: does it bring more tokens per verification than a deep one of as many nodes?",
-                 presets={"a chain": {"shape": "1,1,1"}, "wide": {"shape": "4,1"}, "deep": {"shape": "1,1,1,1,1,1,1,1"}})
+                 presets={"a chain": {"shape": "1,1,1"}, "wide": {"shape": "4,1"},
+                          "deep": {"shape": "1,1,1,1,1,1,1,1"}})
 
 
 def stepper() -> Panel:
     """Multi-step sampling at one node, test by test."""
-    drawing = Dropdown(options=["without_replacement", "independent", "top_k"], description="drawing",
-                       tooltip="how children are drawn from q")
-    seed = IntSlider(0, 0, 40, description="seed", tooltip="of the random numbers", continuous_update=False)
-    shown = IntSlider(4, 1, 4, description="tests shown", tooltip="go through the tests one by one")
+    drawing = menu("drawing", ["without_replacement", "independent", "top_k"], "how children are drawn from q")
+    seed = slider("seed", 0, 0, 40, "of the random numbers")
+    shown = slider("tests shown", 4, 1, 4, "go through the tests one by one")
 
     def draw() -> Figure:
         # two ways often draw the same first child, so the picture says which way it shows

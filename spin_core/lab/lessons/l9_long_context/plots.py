@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from spin_core.lab.lessons.look import (
-    BLUE, GREEN, GREY, INK, ORANGE, PUBLISHED, PURPLE, RED, SKY, bars, canvas, legend_below, logarithmic, one, styled,
-    tint)
+    BLUE, GREEN, GREY, INK, ORANGE, PUBLISHED, PURPLE, RED, SKY, bars, canvas, headline, legend_below, logarithmic, one,
+    styled, tint)
 
 SYSTEMS = {"vanilla": ORANGE, "MagicDec": SKY, "SPIRe": GREEN}
 
@@ -30,14 +30,17 @@ def multipliers(settings: Mapping[str, tuple[Mapping[str, float], Mapping[str, f
             names.append(system)
         left.text(g * 3.9 + 1.1, 3.45, setting, ha="center", weight="bold", size=9.5)
     one(left)
-    left.set(xticks=ticks, ylim=(0, 3.75), ylabel="throughput over plain decoding", title="Six printed numbers")
+    off = [abs(ours[s] / theirs[s] - 1) for ours, theirs in settings.values() for s in SYSTEMS]
+    left.set(xticks=ticks, ylim=(0, 3.75), ylabel="throughput over plain decoding",
+             title=f"{len(off)} printed numbers, met within {max(off):.1%}")
     left.set_xticklabels(names, size=9)
     left.grid(axis="x", visible=False)
     left.legend(loc="upper left", bbox_to_anchor=(0, .9))
     for (label, values), colour, marker in zip(ratios.items(), (GREEN, RED), "os"):
         right.plot(contexts, values, marker=marker, color=colour, label=label, markersize=5)
     one(right)
-    right.set(ylabel="SPIRe over MagicDec", title="Which window?")
+    right.set(ylabel="SPIRe over MagicDec", title=f"At {contexts[-1]:,} tokens: "
+              + " or ".join(f"{values[-1]:.2f}" for values in ratios.values()))
     _by_context(right, contexts)
     right.legend()
     return figure
@@ -58,12 +61,15 @@ def roofline(passes: Mapping[str, tuple[float, float, float]], gains: Mapping[st
         left.text(time, y, f"  {time:.2f}", va="center", size=9.5)
     longest = max(max(a, w + c) for a, w, c in passes.values()) / unit
     left.set(yticks=range(len(passes)), yticklabels=list(passes), ylim=(len(passes) - .4, -.6),
-             xlim=(0, 1.18 * longest), xlabel="time, in passes of plain decoding: the longer bar counts",
-             title="What each pass waits for")
+             xlim=(0, 1.18 * longest), xlabel="time, in passes of plain decoding: the longer bar counts")
+    times = {name: max(arithmetic, weights + cache) / unit for name, (arithmetic, weights, cache) in passes.items()}
+    cheapest = min(times, key=times.get)
+    left.set_title(f"Cheapest pass: {cheapest}, {times[cheapest]:.2f} of a plain one")
     left.grid(axis="y", visible=False)
     bars(right, list(gains), list(gains.values()), [SYSTEMS[name] for name in gains])
     one(right, "x")
-    right.set(xlim=(0, 1.25 * max(1, *gains.values())), xlabel="over plain decoding", title="Throughput")
+    right.set(xlim=(0, 1.25 * max(1, *gains.values())), xlabel="throughput over plain decoding",
+              title=f"{max(gains, key=gains.get)} is the fastest")
     legend_below(figure, title=title or None)
     return figure
 
@@ -72,12 +78,15 @@ def roofline(passes: Mapping[str, tuple[float, float, float]], gains: Mapping[st
 def costs(contexts: Sequence[int], by_batch: Mapping[int, Mapping[str, Sequence[float]]]) -> Figure:
     """MagicDec's three quantities by context, a line per batch: keys "draft", "verify", "multiplier"."""
     figure, panels = canvas(3.5, 1, 3)
-    titles = {"draft": "A drafted token", "verify": "A verification", "multiplier": "Throughput"}
-    labels = {"draft": "over a plain pass", "verify": "over a plain pass", "multiplier": "over plain decoding"}
-    for panel, key in zip(panels, titles):
+    titles = {"draft": ("Drafting falls to {:.2f}", min), "verify": ("Verifying: at most {:.2f}", max),
+              "multiplier": ("Throughput: up to {:.2f}", max)}
+    labels = {"draft": "a drafted token over a plain pass", "verify": "a verification over a plain pass",
+              "multiplier": "throughput over plain decoding"}
+    for panel, (key, (title, extreme)) in zip(panels, titles.items()):
         for (batch, lines), colour, marker in zip(by_batch.items(), (GREY, SKY, BLUE, RED), "ovs^"):
             panel.plot(contexts, lines[key], marker=marker, markersize=4.5, color=colour, label=f"batch {batch}")
-        panel.set(title=titles[key], ylabel=labels[key])
+        panel.set(title=title.format(extreme(map(extreme, (lines[key] for lines in by_batch.values())))),
+                  ylabel=labels[key])
         _by_context(panel, contexts)
         panel.set_ylim(bottom=0)
         one(panel)
@@ -96,34 +105,44 @@ def ladder(published: Mapping[str, tuple[float, float]], ours: Mapping[str, floa
     if ours:
         columns.append(("Tokens per verification", [ours.get(r, np.nan) for r in published],
                         dict(color=tint(BLUE, .85)), "measured, our family"))
-    for panel, (title, values, style, kind) in zip(panels, columns):
+    for panel, (what, values, style, kind) in zip(panels, columns):
         bars(panel, list(published), values, **style)
-        panel.set(xlabel=kind, title=title)
+        panel.set(xlabel=f"{what}\n{kind}", title=f"{np.nanmin(values):.2f} to {np.nanmax(values):.2f}")
+    gains = {rung: gain for rung, (_, gain) in published.items()}
+    worst = min(gains, key=gains.get)
+    headline(figure, f"The dearest loss, {worst}: {gains[worst]:.2f} of plain decoding in place of "
+                     f"{max(gains.values()):.2f}")
     return figure
 
 
 @styled
 def our_family(rows: Sequence[Mapping], batch: int, gamma: int) -> Figure:
-    """Speed-up over plain decoding of the drafters that were timed ("measured"): what the model says with the tokens per
-    verification of all texts ("modelled"), and with those of the timed run ("own"). Without any timed drafter, "modelled"
-    of all."""
+    """Speed-up over plain decoding of the drafters that were timed ("measured"): what the model says with the tokens
+    per verification of all texts ("modelled"), and with those of the timed run ("own"). Without any timed drafter,
+    "modelled" of all."""
     timed = [row for row in rows if "measured" in row]
     rows = timed or rows
     figure, panel = canvas(0.42 * len(rows) + 1.7)
     y = np.arange(len(rows))
-    panel.barh(y, [row.get("measured", np.nan) for row in rows], 0.6, color=tint(BLUE, .45), label="measured")
+    if timed:
+        panel.barh(y, [row["measured"] for row in rows], 0.6, color=tint(BLUE, .45), label="measured")
     looks = {"own": ("D", GREEN, "modelled, tokens per verification of the timed run"),
              "modelled": ("o", ORANGE, "modelled, tokens per verification of all texts")}
     for key, (marker, colour, label) in looks.items():
-        panel.plot([row.get(key, np.nan) for row in rows], y, marker, color=colour, markersize=8, markeredgecolor="white",
-                   label=label)
+        if key == "modelled" or timed:
+            panel.plot([row[key] for row in rows], y, marker, color=colour, markersize=8, markeredgecolor="white",
+                       label=label)
     for at, row in enumerate(timed):
         panel.text(0.02, at, f"{row['measured']:.2f}", va="center", size=9.5)
     one(panel, "x")
-    off = max((abs(row["own"] / row["measured"] - 1) for row in timed), default=0)
-    title = f"Given the run's own tokens per verification, the model is within {off:.0%} of the clock" if timed else \
-        "What the model says of our family"
-    panel.set(yticks=y, yticklabels=[row["drafter"] for row in rows], ylim=(len(rows) - .4, -.6), title=title,
+    if timed:
+        off = max(abs(row["own"] / row["measured"] - 1) for row in timed)
+        panel.set_title(f"Given the run's own tokens per verification, the model is within {off:.0%} of the clock")
+    elif rows:
+        best = max(rows, key=lambda row: row["modelled"])
+        panel.set_title(f"The model puts {best['drafter']} first, {best['modelled']:.2f} of plain decoding; none is "
+                        "timed here")
+    panel.set(yticks=y, yticklabels=[row["drafter"] for row in rows], ylim=(len(rows) - .4, -.6),
               xlabel=f"throughput over plain decoding, batch {batch}, gamma {gamma}")
     panel.grid(axis="y", visible=False)
     legend_below(figure, ncols=2)
@@ -152,8 +171,12 @@ def acceptance(rows: Sequence[Mapping], bar: float, here: Sequence[Mapping] = ()
     left.axvline(bar, color=INK, linewidth=1, linestyle=":", label=f"our bar: {bar:g}, documents, half of the context")
     left.set(yticks=y, yticklabels=[f"{row['texts']}{', sampled' * (row.get('law') == 'sampled')}: sees {row['window']}"
                                     + (" of it" if "/" in row["window"] else " tokens") for row in rows],
-             ylim=(y[-1] + .6, -.6), xlim=(0, 1.05), xlabel="of the tested tokens (measured)", title="Accepted")
-    right.set(xlabel="measured, gamma 4", title="Tokens per verification", xlim=(0, 5.2))
+             ylim=(y[-1] + .6, -.6), xlim=(0, 1.05), xlabel="accepted, of the tested tokens (measured)")
+    half = [row["acceptance"] for row in rows if _setting(row)[1:] == ("1/2", "greedy")] or [0.0]
+    left.set_title(f"Half of the context: {min(half):.0%} to {max(half):.0%}")
+    taus = [row["tokens_per_verification"] for row in rows]
+    right.set(xlabel="tokens per verification (measured, gamma 4)", xlim=(0, 5.2),
+              title=f"{min(taus):.2f} to {max(taus):.2f} tokens")
     legend_below(figure, ncols=2)
     return figure
 

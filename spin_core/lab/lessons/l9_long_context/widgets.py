@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from ipywidgets import Dropdown, IntSlider, SelectionSlider
 from matplotlib.figure import Figure
 
 from spin_core.lab.lessons.l9_long_context import measure as lesson
 from spin_core.lab.lessons.l9_long_context import plots
-from spin_core.lab.lessons.panel import Panel
+from spin_core.lab.lessons.panel import Panel, choices, menu, slider
 from spin_core.lab.simulate import spire
 
 WINDOWS = {"an eighth of the context": None, "64 tokens": 64, "1024 tokens": 1024}
@@ -15,16 +14,15 @@ WINDOWS = {"an eighth of the context": None, "64 tokens": 64, "1024 tokens": 102
 
 def model(batch: int = 16, context: int = 16_384) -> Panel:
     """Batch, context, gamma, window rule and hardware intensity -> passes and throughput multipliers."""
-    controls = [SelectionSlider(options=[2 ** n for n in range(11)], value=batch, description="batch, requests",
-                                tooltip="served at once"),
-                SelectionSlider(options=lesson.CONTEXTS, value=context, description="context, tokens", tooltip="of each request"),
-                IntSlider(spire.DRAFTED, 1, 10, description="γ, drafted tokens", tooltip="per verification",
-                          continuous_update=False),
-                Dropdown(options=list(WINDOWS), description="window", tooltip="what a sparse draft sees"),
-                SelectionSlider(options=[25, 50, 100, 200, 300, 600, 1200], value=int(spire.HOI),
-                                description="FLOP per byte", tooltip="what the hardware computes while it moves a byte")]
-    return Panel(controls, lambda: picture(*(c.value for c in controls)), kind="modelled", hold="x",
-                 task="Where does the small drafter with a full cache win? What does a CPU, with few FLOP per byte, make of it?",
+    controls = [choices("batch, requests", [2 ** n for n in range(11)], "served at once", batch),
+                choices("context, tokens", lesson.CONTEXTS, "of each request", context),
+                slider("γ, drafted tokens", spire.DRAFTED, 1, 10, "per verification"),
+                menu("window", list(WINDOWS), "what a sparse draft sees"),
+                choices("FLOP per byte", [25, 50, 100, 200, 300, 600, 1200],
+                        "what the hardware computes while it moves a byte", int(spire.HOI))]
+    return Panel(controls, lambda: picture(*(c.value for c in controls)), kind="modelled",
+                 task="Where does the small drafter with a full cache win? What does a CPU, with few FLOP per byte, "
+                 "make of it?",
                  presets={"one short chat": {"batch, requests": 1, "context, tokens": 512},
                           "many long texts": {"batch, requests": 64, "context, tokens": 16_384},
                           "a CPU": {"FLOP per byte": 25}})
@@ -41,9 +39,8 @@ def picture(batch: int, context: int, drafted: int, window: str, hoi: float) -> 
 
 def our_family() -> Panel:
     """Batch and gamma -> the model on our family's costs, beside what was measured at that setting."""
-    controls = [SelectionSlider(options=[1, 2, 4, 8, 16], value=lesson.LIVE_BATCH, description="batch, requests",
-                                tooltip="served at once"),
-                IntSlider(2, 1, 8, description="γ, drafted tokens", tooltip="per verification", continuous_update=False)]
+    controls = [choices("batch, requests", [1, 2, 4, 8, 16], "served at once", lesson.LIVE_BATCH),
+                slider("γ, drafted tokens", 2, 1, 8, "per verification")]
 
     def draw() -> Figure:
         batch, gamma = (c.value for c in controls)
