@@ -173,7 +173,7 @@ def numbers(page) -> dict:
 def test_the_pages_open_as_their_stored_pictures_end(monkeypatch):
     picture, page = stored_picture(monkeypatch, "race")
     data, moving = numbers(page), Image.open(io.BytesIO(picture))
-    assert race.finding(data["lanes"]) == data["title"]             # the page opens at the end, where the film ends
+    assert race.finding(data["lanes"]) == data["title"]             # the page opens at the start; the film ends so
     moving.seek(moving.n_frames - 1)
     end = Image.open(io.BytesIO(look.png(race.picture(data["lanes"]), dpi=72))).convert("RGB")
     difference = np.abs(np.asarray(moving.convert("RGB"), int) - np.asarray(end, int)).mean()
