@@ -155,7 +155,7 @@ def stored_picture(display, name: str) -> tuple[bytes, HTML]:
     """What a lesson stores of a page: the picture for viewers without scripts, and the page."""
     shown = []
     display.setattr(pages, "display", shown.append)
-    display.setattr(race, "FRAMES", 2)
+    display.setattr(race, "FRAMES", 3)         # the middle one has all colours
     {"race": lambda: race.show(race.THREE), "selection": lambda: stepper.show(STEPPED)}[name]()
     picture, page = shown
     assert picture.alt.startswith(f"{name}:")

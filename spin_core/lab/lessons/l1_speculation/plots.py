@@ -246,8 +246,8 @@ def outcomes(names: Sequence[str], exact: Sequence[float], samples: Mapping[str,
     left.grid(axis="x", visible=False)
     left.legend(loc="upper left", ncols=2)
     far = [name for name in samples if distances[name] > noise]
-    left.set_title(f"Farther from the target than chance: {' and '.join(far)}" if far else
-                   "No sample is farther from the target than chance")
+    left.set_title(f"Only “{'” and “'.join(far)}” differs from the target" if far else
+                   "No sample differs from the target by more than chance")
 
     for row, (name, (colour, marker)) in enumerate(zip(samples, SAMPLES)):
         right.plot([0, distances[name]], [row, row], color=colour, marker=marker, markevery=[1], markersize=8)
@@ -373,22 +373,22 @@ def speed(gain: Mapping[str, tuple[Sequence[float], Sequence[float]]], theory: t
         left.errorbar(x, values, errors, color=colour, marker=marker, capsize=3, label=name)
         left.plot(list(here[name]), list(here[name].values()), marker, linestyle="none", color=colour,
                   markerfacecolor="white", zorder=5, label=f"{name}, this run")
-    name, (values, _) = next(iter(gain.items()))
+    drafter, (values, _) = next(iter(gain.items()))
     best = int(np.argmax(values))
     left.set(xlabel="γ, drafted tokens per step (0: plain decoding)", ylabel="speed-up over plain decoding", xticks=x,
-             ylim=(0, None), title=f"{name}: at best {values[best]:.2f} times plain decoding, at γ = {best}"
-             if best else f"{name} never beats plain decoding")
+             ylim=(0, None), title=f"{drafter}: at best {values[best]:.2f} times plain decoding, at γ = {best}"
+             if best else f"{drafter} never beats plain decoding")
     gammas, base = [0, *next(iter(here.values()))], 0
     for (name, values), colour in zip(phases.items(), (ORANGE, BLUE, SKY, "#BBBBBB")):
         right.bar(range(len(gammas)), values, bottom=base, color=colour, width=0.7, label=name)
         base = base + np.asarray(values, float)
     right.set(xlabel="γ", ylabel="milliseconds per step", xticks=range(len(gammas)), xticklabels=gammas,
-              title=f"This run: {phases['drafting'][-1] / base[-1]:.0%} drafting at γ = {gammas[-1]}")
+              title=f"{drafter}, this run: drafting takes\n{phases['drafting'][-1] / base[-1]:.0%} of a step at "
+                    f"γ = {gammas[-1]}")
     right.grid(axis="x", visible=False)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", ncols=2, title_fontsize=9,
                   title=f"solid: {answers} recorded answers at recorded pass times")
-    figure.legend(*right.get_legend_handles_labels(), loc="outside lower right", reverse=True, ncols=2,
-                  title_fontsize=9, title=f"{name}, this run")
+    figure.legend(*right.get_legend_handles_labels(), loc="outside lower right", reverse=True, ncols=2)
     return figure
 
 
