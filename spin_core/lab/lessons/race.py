@@ -58,8 +58,8 @@ def why(these: Sequence[dict]) -> str:
     passes, drafting = len(lane["steps"]), sum(step["draft_seconds"] for step in lane["steps"])
     longer = lane["seconds"] / passes / (plain["seconds"] / len(plain["steps"]))
     return (f"With {lane['name']}, {passes} target passes instead of {len(plain['steps'])}; but a step takes "
-            f"{longer:.2f} times as long: it drafts ({drafting / lane['seconds']:.0%} of the time), and its target pass "
-            "is wider (lesson 1, section 5).")
+            f"{longer:.2f} times as long: it drafts ({drafting / lane['seconds']:.0%} of the time), and its target "
+            "pass is wider (lesson 1, section 5).")
 
 
 def wrong(these: Sequence[dict]) -> str:

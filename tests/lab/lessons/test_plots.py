@@ -206,9 +206,11 @@ def test_no_text_lies_on_another(make):
 
 def test_speed_names_the_best_drafter_and_gamma():
     phases = {"drafting": [0, 6], "target": [90, 94]}
-    figure = plots.speed({"quick": ([1, 1.2, 1.1], [0, .1, .1]), "other": ([1, 1.1, 1.3], [0, .1, .1])}, ("theory", [1, 1.1, 1.2]),
+    figure = plots.speed({"quick": ([1, 1.2, 1.1], [0, .1, .1]), "other": ([1, 1.1, 1.3], [0, .1, .1])},
+                         ("theory", [1, 1.1, 1.2]),
                          {"quick": {1: 1.2}, "other": {1: 1.2}}, phases, 432)
-    for said in ("quick: at best 1.20 times plain decoding, at γ = 1", "quick, this run: drafting takes\n6% of a step at γ = 1", "432 recorded answers"):
+    for said in ("quick: at best 1.20 times plain decoding, at γ = 1", "quick, this run: drafting takes\n6% of a step at γ = 1",
+                 "432 recorded answers"):
         assert said in words(figure)
     figure = plots.speed({"slow": ([1, .9], [0, .1])}, ("theory", [1, .95]), {"slow": {1: .9}}, phases, 432)
     assert "slow never beats plain decoding" in words(figure)
