@@ -20,7 +20,7 @@ from spin_core.lab.results import figures
 TWO, THREE = (bench.PLAIN, bench.ONE), (bench.PLAIN, bench.ONE, bench.SPIN)
 KINDS = {"accepted": look.GREEN, "own": look.SKY, "drafted": look.ORANGE}
 FRAMES = 20             # of the animated picture
-TASK = "Before you press play: in which words will the drafter fall behind? And where does a step bring five tokens?"
+TASK = "Before you press play: which words will the drafter guess wrong?"
 
 
 def recorded(directory: str | Path | None = None) -> Stored:
@@ -48,13 +48,30 @@ def lanes(rows: Sequence[dict], names: Sequence[str] = TWO) -> list[dict]:
 def finding(these: Sequence[dict]) -> str:
     """The result in a sentence."""
     plain, *others = these
-    told = " and ".join(f"{plain['seconds'] / lane['seconds']:.2f} with {lane['name']}" for lane in others)
-    return f"The same {plain['tokens']} tokens: plain decoding takes {plain['seconds']:.1f} s; times as fast: {told}"
+    told = [f"{x['name']} {x['seconds']:.2f} s ({plain['seconds'] / x['seconds']:.2f} times as fast)" for x in others]
+    return f"{plain['tokens']} tokens: {plain['name']} {plain['seconds']:.2f} s, {', '.join(told)}"
+
+
+def why(these: Sequence[dict]) -> str:
+    """What a pass saved and what a step cost, of the lane after plain decoding."""
+    plain, lane = these[:2]
+    passes, drafting = len(lane["steps"]), sum(step["draft_seconds"] for step in lane["steps"])
+    longer = lane["seconds"] / passes / (plain["seconds"] / len(plain["steps"]))
+    return (f"With {lane['name']}, {passes} target passes instead of {len(plain['steps'])}; but a step takes "
+            f"{longer:.2f} times as long: it drafts ({drafting / lane['seconds']:.0%} of the time), and its target "
+            "pass is wider (lesson 1, section 5).")
+
+
+def wrong(these: Sequence[dict]) -> str:
+    """The answer to the task: the drafted tokens that the target replaced, of the lane after plain decoding."""
+    pairs = [f"“{step['emitted'][-1].strip()}” (drafted: “{step['drafted'][step['accepted']].strip()}”)"
+             for step in these[1]["steps"] if step["accepted"] < min(len(step["drafted"]), len(step["emitted"]))]
+    return f"{these[1]['about']} guessed {len(pairs)} tokens wrong. The first of them: {', '.join(pairs[:8])}."
 
 
 def numbers(these: Sequence[dict], about: str) -> dict:
     """What the page is made of."""
-    return dict(lanes=these, title=finding(these), about=about, task=TASK)
+    return dict(lanes=these, title=finding(these), why=why(these), about=about, task=TASK, answer=wrong(these))
 
 
 def show(names: Sequence[str] = TWO, *, save: str | None = None, directory: str | Path | None = None) -> None:
@@ -69,7 +86,7 @@ def show(names: Sequence[str] = TWO, *, save: str | None = None, directory: str 
         figures.save(save, picture(these), [dict(
             label=f"{lane['name']}, tokens by seconds", kind="measured", provenance=found.origin,
             x=np.cumsum([s["seconds"] for s in lane["steps"]]), y=np.cumsum([len(s["emitted"]) for s in lane["steps"]]))
-            for lane in these], finding=f"{said}.", directory=directory or folder(),
+            for lane in these], finding=f"{said}. {why(these)}", directory=directory or folder(),
             caption="One answer on one clock. Coloured: drafted and accepted, and the target's own tokens.")
     end = max(lane["seconds"] for lane in these)
     moving = pages.animated([picture(these, at) for at in np.linspace(0.04, 1, FRAMES) * end], min(12.0, max(5.0, end)))

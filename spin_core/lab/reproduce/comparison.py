@@ -20,7 +20,7 @@ from spin_core.lab.provenance import ROOT
 
 README = ROOT / "README.md"
 START, END = "<!-- table: python -m spin_core reproduce --table -->", "<!-- end of table -->"
-MODELS = {"cached": "with a KV cache", "recompute": "without"}
+MODELS = {"cached": "with a KV cache", "recompute": "no KV cache"}
 """Hypotheses that are shown -> their columns."""
 
 
@@ -151,7 +151,7 @@ ROWS = (
 
 FIVE = (
     ("SPIN over vanilla speculation", 1, "times vanilla speculation: what SPIN's authors report on V100 cards."),
-    ("SPIN over vanilla speculation", 3, "times: our simulator, where the target computes the whole text anew."),
+    ("SPIN over vanilla speculation", 3, "times: our simulator, where the target keeps no KV cache."),
     ("SPIN over vanilla speculation", 2, "times: our simulator with a KV cache, as servers use today."),
     ("SPIN over plain decoding, batch 1", 4, "times plain decoding: measured here on a CPU, one request at a time."),
     ("SPIN over plain decoding, batch 8", 4, "times plain decoding: the same, eight requests at a time."))

@@ -155,7 +155,7 @@ def stored_picture(display, name: str) -> tuple[bytes, HTML]:
     """What a lesson stores of a page: the picture for viewers without scripts, and the page."""
     shown = []
     display.setattr(pages, "display", shown.append)
-    display.setattr(race, "FRAMES", 2)
+    display.setattr(race, "FRAMES", 3)         # the middle one has all colours
     {"race": lambda: race.show(race.THREE), "selection": lambda: stepper.show(STEPPED)}[name]()
     picture, page = shown
     assert picture.alt.startswith(f"{name}:")
@@ -173,7 +173,7 @@ def numbers(page) -> dict:
 def test_the_pages_open_as_their_stored_pictures_end(monkeypatch):
     picture, page = stored_picture(monkeypatch, "race")
     data, moving = numbers(page), Image.open(io.BytesIO(picture))
-    assert race.finding(data["lanes"]) == data["title"]             # the page opens at the end, where the film ends
+    assert race.finding(data["lanes"]) == data["title"]             # the page opens at the start; the film ends so
     moving.seek(moving.n_frames - 1)
     end = Image.open(io.BytesIO(look.png(race.picture(data["lanes"]), dpi=72))).convert("RGB")
     difference = np.abs(np.asarray(moving.convert("RGB"), int) - np.asarray(end, int)).mean()

@@ -37,6 +37,9 @@ def test_every_lane_writes_the_same_text_and_no_lane_takes_more_passes_than_toke
     texts = {"".join(token for step in lane["steps"] for token in step["emitted"]) for lane in lanes}
     assert len(texts) == 1 and all(lane["tokens"] == lanes[0]["tokens"] for lane in lanes)
     assert len(lanes[0]["steps"]) == lanes[0]["tokens"] >= max(len(lane["steps"]) for lane in lanes)
+    said = race.numbers(lanes, "")["answer"]
+    refused = sum(step["accepted"] < min(len(step["drafted"]), len(step["emitted"])) for step in lanes[1]["steps"])
+    assert f"guessed {refused} tokens wrong" in said and said.count("drafted:") == min(refused, 8)
     assert all(0 < step["seconds"] >= step["draft_seconds"] for lane in lanes for step in lane["steps"])
 
 
@@ -46,7 +49,8 @@ def test_the_finding_of_a_race_is_the_ratio_of_its_clocks():
 
     lanes = race.lanes([row(bench.PLAIN, 2.0, ["a"]), row(bench.PLAIN, 1.0, ["b"]), row(bench.ONE, 1.5, ["a", "b"])])
     assert race.finding(lanes) == (
-        "The same 2 tokens: plain decoding takes 3.0 s; times as fast: 2.00 with one drafter")
+        "2 tokens: plain decoding 3.00 s, one drafter 1.50 s (2.00 times as fast)")
+    assert "1 target passes instead of 2; but a step takes 1.00 times as long" in race.why(lanes)
     with pytest.raises(ValueError, match="no lane 'SPIN'"):
         race.lanes([row(bench.PLAIN, 1.0, ["a"])], ("SPIN",))
 

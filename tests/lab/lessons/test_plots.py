@@ -47,7 +47,7 @@ FIGURES = {
     "acceptance_by_request": lambda: plots.acceptance_by_request({"a": [1, 2, 3], "b": [3, 2, 1]},
                                                                  ["w", "w", "v"]),
     "speed": lambda: plots.speed({"d": ([1, 1.2, 1.1], [0, .1, .1])}, ("theory", [1, 1.3, 1.4]), {"d": {1: 1.1, 2: 1.3}},
-                                 {"drafting": [0, 1, 2], "target": [90, 95, 99]}),
+                                 {"drafting": [0, 1, 2], "target": [90, 95, 99]}, 9),
     "theory_family": lambda: plots.theory_family([0.5, 0.9], [0.05, 0.6]),
 }
 
@@ -156,7 +156,7 @@ def test_expected_tokens_draws_formula_and_measurement():
 def test_acceptance_by_request_counts_who_is_best():
     text = words(plots.acceptance_by_request({"a": [1, 2, 3], "b": [3, 1, 1]}, ["w", "w", "v"]))
     assert "w\na best for 50%,\nb for 50%" in text and "v\na best for 100%,\nb for 0%" in text
-    assert "2 requests, sorted by their best" in text
+    assert "2 requests" in text and "by which requests are sorted" in text
 
 
 def test_a_share_of_few_tests_of_the_own_run_is_not_drawn():
@@ -206,11 +206,14 @@ def test_no_text_lies_on_another(make):
 
 def test_speed_names_the_best_drafter_and_gamma():
     phases = {"drafting": [0, 6], "target": [90, 94]}
-    figure = plots.speed({"slow": ([1, .9, .8], [0, .1, .1]), "quick": ([1, 1.1, 1.2], [0, .1, .1])}, ("theory", [1, 1.1, 1.2]),
-                         {"slow": {1: .9}, "quick": {1: 1.2}}, phases)
-    assert "At best 1.20 times plain: quick, γ = 2" in words(figure) and "Drafting takes 6% of a step at γ = 1" in words(figure)
-    figure = plots.speed({"slow": ([1, .9], [0, .1])}, ("theory", [1, .95]), {"slow": {1: .9}}, phases)
-    assert "Nothing here beats plain decoding" in words(figure)
+    figure = plots.speed({"quick": ([1, 1.2, 1.1], [0, .1, .1]), "other": ([1, 1.1, 1.3], [0, .1, .1])},
+                         ("theory", [1, 1.1, 1.2]),
+                         {"quick": {1: 1.2}, "other": {1: 1.2}}, phases, 432)
+    for said in ("quick: at best 1.20 times plain decoding, at γ = 1", "quick, this run: drafting takes\n6% of a step at γ = 1",
+                 "432 recorded answers"):
+        assert said in words(figure)
+    figure = plots.speed({"slow": ([1, .9], [0, .1])}, ("theory", [1, .95]), {"slow": {1: .9}}, phases, 432)
+    assert "slow never beats plain decoding" in words(figure)
 
 
 def test_the_smaller_png_keeps_every_colour():

@@ -30,7 +30,8 @@ const play = make("button", {title: "play or pause (space)", onclick: () => run(
 const clock = make("input", {type: "range", min: 0, max: 1000, value: 0, "aria-label": "time", title: "drag the clock (arrow keys: 2 %)",
   oninput: () => { now = end * clock.value / 1000; draw(); }});
 const time = make("span", {class: "mono", id: "time"});
-body.append(make("h3", {}, data.title), make("p", {class: "soft"}, data.about),
+body.append(make("h3", {}, data.title), make("p", {}, data.why), make("p", {class: "soft"}, data.about),
+  make("p", {class: "task"}, data.task),
   make("div", {class: "controls"}, play,
     make("button", {title: "to the start (Home)", onclick: () => { now = 0; draw(); }}, "restart"),
     choice("speed", [[0.25, "¼ speed"], [0.5, "½ speed"], [1, "as recorded"], [2, "2 × speed"], [4, "4 × speed"]], 1, v => { speed = +v; }),
@@ -45,7 +46,7 @@ for (const lane of lanes) {
 body.append(make("div", {class: "legend"}, make("span", {class: "drafted"}, "drafted, being verified"),
   make("span", {class: "accepted"}, "drafted, accepted"), make("span", {class: "rejected"}, "rejected"),
   make("span", {class: "own"}, "the target's own")));
-body.append(make("p", {class: "task"}, data.task));
+body.append(make("details", {}, make("summary", {}, "Answer"), data.answer));
 
 function draw() {
   for (const lane of lanes) {
@@ -91,4 +92,4 @@ body.addEventListener("keydown", event => {
   else return;
   event.preventDefault(); event.stopPropagation();
 });
-now = end; draw();
+draw();

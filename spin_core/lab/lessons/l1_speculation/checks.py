@@ -53,7 +53,7 @@ def choose_gamma(alpha, cost):
 
 
 check_choose_gamma = Exercise(
-    choose_gamma, "The best gamma grows with alpha and falls with c. It is 0 exactly where c exceeds alpha: already "
+    choose_gamma, "The best gamma grows with alpha and falls with c. It is 0 exactly where alpha <= c: already "
     "the first drafted token gains alpha tokens for the time of c.",
     cases=[(0.8, 0.05), (0.6, 0.05), (0.8, 0.1), (0.5, 0.3), (0.9, 0.02), (0.3, 0.4), (0.05, 0.2), (0.0, 0.1),
            (1.0, 0.1), (1.0, 0.5)],
@@ -166,7 +166,7 @@ def _texts_follow_the_target(loop: Callable, draws: int = DRAWS) -> str:
         first = counts.sum((1, 2)) / draws
         token = int(np.abs(first - P[0]).argmax())
         wrong(f"BIASED: {found} Token {token} comes first in {first[token]:.2f} of the texts; the target gives it "
-              f"{P[0, token]:.2f}.")
+              f"{P[0, token]:.2f}, the drafter {Q[0, token]:.2f}.")
     return f"LOSSLESS: {found}"
 
 

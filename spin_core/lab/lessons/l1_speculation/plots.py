@@ -171,10 +171,11 @@ def _overlap(ax: Axes, here: Place) -> None:
         one = x[:-1]
         ax.bar(one, shared[:-1], 1, color=tint(GREEN, 0.55), label=f"min(p, q): accepted, {shared.sum():.0%}")
         ax.bar(one, residual[:-1], 1, bottom=shared[:-1], facecolor=tint(RESIDUAL_COLOUR, 0.45), edgecolor=P_COLOUR,
-               hatch="////", linewidth=0, label=f"(p − q)₊: where replacements come from, {residual.sum():.0%}")
+               hatch="////", linewidth=0, label=f"(p − q)₊, the residual: {residual.sum():.0%}")
         ax.bar(one, (q - shared)[:-1], 1, bottom=shared[:-1], color=tint(Q_COLOUR, 0.35),
-               label="q above p: drafted too often, rejected")
-        ax.bar(x[-1], max(p[-1], q[-1]), 1, color=tint(GREY, 0.3))
+               label="q above p: rejected")
+        ax.bar(x[-1], max(p[-1], q[-1]), 1, color=tint(GREY, 0.3),
+               label=f"all other tokens: {shared[-1]:.0%} of the {shared.sum():.0%}")
         ax.stairs(q, edges, color=Q_COLOUR, linewidth=2.2, label="q, the drafter")
     else:
         ax.bar(x, p, 1, color=tint(P_COLOUR, 0.25), label="nothing is drafted here: the target draws from p")
@@ -192,7 +193,7 @@ def _overlap(ax: Axes, here: Place) -> None:
             tick.set(weight="bold", color=P_COLOUR if i == here.emitted else "#9A6A00")
     ax.set(xlim=(-0.5, x[-1] + 0.5), ylim=(0, top), ylabel="probability")
     ax.grid(axis="x", visible=False)
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.11), ncols=3, fontsize=8.5)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.11), ncols=4, fontsize=8.5)
 
 
 def _story(step: Step, place: int) -> str:
@@ -244,8 +245,9 @@ def outcomes(names: Sequence[str], exact: Sequence[float], samples: Mapping[str,
     left.set(ylabel="probability", ylim=(0, 1.42 * top), xlim=(-0.6, len(x) - 0.4))
     left.grid(axis="x", visible=False)
     left.legend(loc="upper left", ncols=2)
-    left.set_title("Farther from the target than chance explains: "
-                   + (", ".join(name for name in samples if distances[name] > noise) or "none"))
+    far = [name for name in samples if distances[name] > noise]
+    left.set_title(f"Only “{'” and “'.join(far)}” differs from the target" if far else
+                   "No sample differs from the target by more than chance")
 
     for row, (name, (colour, marker)) in enumerate(zip(samples, SAMPLES)):
         right.plot([0, distances[name]], [row, row], color=colour, marker=marker, markevery=[1], markersize=8)
@@ -263,10 +265,10 @@ SAMPLES = [("#444444", "o"), (GREEN, "D"), (RED, "X")]
 
 @styled
 def expected_tokens(measured: Sequence[float], errors: Sequence[float], counts: Counts,
-                    here: Mapping[int, float]) -> Figure:
+                    here: Mapping[int, float], sample: str = "this run") -> Figure:
     """Tokens per verification at gamma 1, 2, ...: ``measured`` with half of the intervals, ``errors``; the formula
     with one alpha and with one for every place, from the ``counts`` by place; and the reader's own run, ``here`` by
-    gamma."""
+    gamma, named ``sample`` in the legend."""
     alpha, by_position = formulas.one_rate(*counts) or 0.0, formulas.rates(*counts)
     figure, ax = canvas(3.9)
     gammas, grid = np.arange(len(measured)) + 1, np.arange(len(measured) + 1)
@@ -276,7 +278,7 @@ def expected_tokens(measured: Sequence[float], errors: Sequence[float], counts: 
             label="formula, each place its own α")
     ax.errorbar(gammas, measured, errors, fmt="o", color=GREEN, capsize=3, zorder=5,
                 label="recorded answers (bars: 95 %)")
-    ax.plot(list(here), list(here.values()), "o", color=INK, markerfacecolor="white", zorder=6, label="this run")
+    ax.plot(list(here), list(here.values()), "o", color=INK, markerfacecolor="white", zorder=6, label=sample)
     ax.axhline(1, color=GREY, linewidth=1, linestyle=":", label="plain decoding")
     ax.set(xlabel="γ, drafted tokens per step", ylabel="tokens per verification", xticks=grid,
            title=f"Each further token brings less: {measured[0]:.2f} tokens at γ = 1, {measured[-1]:.2f} at "
@@ -316,8 +318,8 @@ def acceptance_by_position(counts: Mapping[str, Counts], *, here: Mapping[str, C
                     markerfacecolor="white", markersize=5)
     ax.set(xlabel="place in the draft", ylabel="accepted, if tested", ylim=(0, 1.04), xlim=(0.6, longest + 0.4),
            xticks=range(1, longest + 1), title=title)
-    ax.legend(loc="upper left", bbox_to_anchor=(1, 1), title_fontsize=9,
-              title="bars: 95 % intervals\ndashed: all places" + "\nhollow: this run" * bool(here))
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), title_fontsize=9,
+              title="bars: 95 % intervals\ndashed: all places" + "\nhollow: this run,\na small sample" * bool(here))
     return figure
 
 
@@ -343,23 +345,24 @@ def acceptance_by_request(values: Mapping[str, Sequence[float]], groups: Sequenc
             ax.plot(x[won], mine[row][won], marker, color=colour, markersize=5.5, label=name, linestyle="none")
         share = np.bincount(winner, minlength=len(names)) / len(winner)
         first, second = np.argsort(-share)[:2]
-        ax.set(xlabel=f"{len(x)} requests, sorted by their best", xticks=[])
+        ax.set(xlabel=f"{len(x)} requests", xticks=[])
         ax.set_title(f"{kind}\n{names[first]} best for {share[first]:.0%},\n"
                      f"{names[second]} for {share[second]:.0%}", size=10)
     figure.axes[0].set_ylabel("tokens per verification")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(names),
-                  title="mark: the best drafter (of equal ones, the first); grey: down to the worst", title_fontsize=9)
+                  title="mark: the best drafter (of equal ones, the first), by which requests are sorted; "
+                        "grey: down to the worst", title_fontsize=9)
     return figure
 
 
 @styled
 def speed(gain: Mapping[str, tuple[Sequence[float], Sequence[float]]], theory: tuple[str, Sequence[float]],
-          here: Mapping[str, Mapping[int, float]], phases: Mapping[str, Sequence[float]]) -> Figure:
+          here: Mapping[str, Mapping[int, float]], phases: Mapping[str, Sequence[float]], answers: int) -> Figure:
     """The speed-up over plain decoding at gamma 0, 1, ..., and where the time of a step goes.
 
-    ``gain[drafter]``: speed-ups with half of their intervals; ``theory``: a label and the formula's. ``here[drafter]``:
-    the reader's own, by gamma. ``phases``: milliseconds per step of the reader's run at gamma 0 and at those of
-    ``here``.
+    ``gain[drafter]``: speed-ups in so many recorded ``answers``, with half of their intervals; ``theory``: a label and
+    the formula's. ``here[drafter]``: the reader's own, by gamma. The titles speak of the first drafter; ``phases``: its
+    milliseconds per step in the reader's run, at gamma 0 and at those of ``here``.
     """
     figure, (left, right) = canvas(4.6, 1, 2, width_ratios=[1.35, 1])
     x = np.arange(len(theory[1]))
@@ -370,19 +373,21 @@ def speed(gain: Mapping[str, tuple[Sequence[float], Sequence[float]]], theory: t
         left.errorbar(x, values, errors, color=colour, marker=marker, capsize=3, label=name)
         left.plot(list(here[name]), list(here[name].values()), marker, linestyle="none", color=colour,
                   markerfacecolor="white", zorder=5, label=f"{name}, this run")
-    peak, best, name = max((value, gamma, name) for name, (values, _) in gain.items()
-                           for gamma, value in enumerate(values))
+    drafter, (values, _) = next(iter(gain.items()))
+    best = int(np.argmax(values))
     left.set(xlabel="γ, drafted tokens per step (0: plain decoding)", ylabel="speed-up over plain decoding", xticks=x,
-             ylim=(0, None), title=f"At best {peak:.2f} times plain: {name}, γ = {best}" if best else
-             "Nothing here beats plain decoding")
+             ylim=(0, None), title=f"{drafter}: at best {values[best]:.2f} times plain decoding, at γ = {best}"
+             if best else f"{drafter} never beats plain decoding")
     gammas, base = [0, *next(iter(here.values()))], 0
     for (name, values), colour in zip(phases.items(), (ORANGE, BLUE, SKY, "#BBBBBB")):
         right.bar(range(len(gammas)), values, bottom=base, color=colour, width=0.7, label=name)
         base = base + np.asarray(values, float)
     right.set(xlabel="γ", ylabel="milliseconds per step", xticks=range(len(gammas)), xticklabels=gammas,
-              title=f"Drafting takes {phases['drafting'][-1] / base[-1]:.0%} of a step at γ = {gammas[-1]}")
+              title=f"{drafter}, this run: drafting takes\n{phases['drafting'][-1] / base[-1]:.0%} of a step at "
+                    f"γ = {gammas[-1]}")
     right.grid(axis="x", visible=False)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", ncols=2)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", ncols=2, title_fontsize=9,
+                  title=f"solid: {answers} recorded answers at recorded pass times")
     figure.legend(*right.get_legend_handles_labels(), loc="outside lower right", reverse=True, ncols=2)
     return figure
 
