@@ -73,7 +73,7 @@ def _serve(family) -> int:
 
     def draft() -> None:
         try:
-            remote.host(lambda name, slots, max_len: pool.build(name, family, slots, max_len, None),
+            remote.host(lambda name, slots, max_len, bf16: pool.build(name, family, slots, max_len, None, bf16),
                         links["draft"], links["read"])
         except BaseException as error:
             errors.append(error)

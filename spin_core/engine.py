@@ -13,6 +13,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
+from numbers import Real
 
 from spin_core.draft import Drafter, pool
 from spin_core.logits import check_model, resolve, samples
@@ -102,8 +103,10 @@ class Engine:
                                    ("the family's max_context", family.max_context, 2)):
             if value is not None or name not in ("gamma", "max_len", "kv_tokens"):
                 check_whole(f"Engine: {name}", value, least)
-        if not stage_timeout > 0:
+        if not isinstance(stage_timeout, Real) or not stage_timeout > 0:
             raise ValueError(f"Engine: stage_timeout must be a positive number of seconds, got {stage_timeout!r}")
+        if bf16 is not None and type(bf16) is not bool:
+            raise ValueError(f"Engine: bf16 is True, False or None, not {bf16!r}")
         check_model(family.target)
         self.family = family
         self.max_len = min(max_len or 2048, family.max_context)

@@ -24,6 +24,13 @@ def test_numbers_that_no_tensor_can_hold_are_refused(wrong):
         SamplingParams(**wrong)
 
 
+@pytest.mark.parametrize("wrong", [{"bf16": "False"}, {"bf16": 1}, {"selector": 3}, {"selector": ""}, {"arms": "near"},
+                                   {"stage_timeout": "x"}, {"stage_timeout": float("nan")}])
+def test_an_engine_names_the_argument_that_is_wrong(wrong):
+    with pytest.raises(ValueError, match=f"Engine: {next(iter(wrong))}"):
+        Engine(tiny.family(), **wrong)
+
+
 def test_any_temperature_survives_single_precision():
     batch = SamplingBatch.from_params([SamplingParams(temperature=t) for t in (0.0, 5e-324, 1e-46, 0.7, 1e39, 1e308)])
     assert batch.greedy.tolist() == [True, *[False] * 5]

@@ -18,7 +18,8 @@ class BuildContext:
     Every drafter's file has ``from_name(name, context) -> Drafter | None``: None where the name is not in the file's
     part of the language of names, ValueError where it is but cannot be built. ``slots``: requests that the engine
     serves at once; ``max_len``: tokens of a request; ``target``: the engine's runner; ``build(name)``: a new instance
-    of another drafter, as a member (members share no state with drafters that serve under their own names).
+    of another drafter, as a member (members share no state with drafters that serve under their own names);
+    ``told_bf16``: the engine's ``bf16``.
     """
 
     family: Any
@@ -26,6 +27,7 @@ class BuildContext:
     max_len: int
     target: Any
     build: Callable[[str], Drafter]
+    told_bf16: bool | None = None
 
     @property
     def size(self) -> tuple[int, int, int]:
@@ -39,9 +41,8 @@ class BuildContext:
 
     @property
     def bf16(self) -> bool:
-        """Whether model drafters multiply in bf16: as the target was told, or where the CPU is made for it."""
-        told = getattr(self.target, "bf16", None)
-        return has_bf16() if told is None else told
+        """Whether model drafters multiply in bf16: as the engine was told, or where the CPU is made for it."""
+        return has_bf16() if self.told_bf16 is None else self.told_bf16
 
 
 class EnsembleDrafter(Drafter):

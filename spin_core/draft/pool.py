@@ -80,13 +80,14 @@ def names(family) -> list[str]:
     return [*family.drafters, "ngram", "none"]
 
 
-def build(name: str, family, slots: int, max_len: int, target: ModelRunner) -> Drafter:
+def build(name: str, family, slots: int, max_len: int, target: ModelRunner | None, bf16: bool | None = None) -> Drafter:
     """The drafter of that name, outside of a pool. Raises ValueError for a name that is none."""
-    return make_context(family, slots, max_len, target).build(name)
+    return make_context(family, slots, max_len, target, bf16).build(name)
 
 
-def make_context(family, slots: int, max_len: int, target: ModelRunner) -> BuildContext:
-    """What :data:`KINDS` build drafters for."""
+def make_context(family, slots: int, max_len: int, target: ModelRunner | None, bf16: bool | None = None
+                 ) -> BuildContext:
+    """What :data:`KINDS` build drafters for; without a ``target``, on another rank, the engine's ``bf16`` is given."""
     def first_found(name: str) -> Drafter | None:
         return next(filter(None, (kind.from_name(name, context) for kind in KINDS)), None)
 
@@ -99,5 +100,5 @@ def make_context(family, slots: int, max_len: int, target: ModelRunner) -> Build
             return drafter
         raise ValueError(f"unknown drafter {name!r}; known: {', '.join(names(family))}")
 
-    context = BuildContext(family, slots, max_len, target, build_one)
+    context = BuildContext(family, slots, max_len, target, build_one, getattr(target, "bf16", bf16))
     return context

@@ -27,15 +27,16 @@ _numbers = itertools.count()
 
 
 class RemoteDrafter(Drafter):
-    """Stands for the drafter called ``name`` on ``rank``; ``slots`` and ``max_len`` are the engine's.
+    """Stands for the drafter called ``name`` on ``rank``; ``slots``, ``max_len`` and ``bf16`` are the engine's.
 
     Raises what building it there raised. A rank that dies makes its drafters raise, and so retires them.
     """
 
-    def __init__(self, name: str, ranks: Ranks, rank: int, slots: int, max_len: int) -> None:
+    def __init__(self, name: str, ranks: Ranks, rank: int, slots: int, max_len: int,
+                 bf16: bool | None = None) -> None:
         self.name, self.number = name, next(_numbers)
         self._draft, self._read = ranks.links["draft"][rank], ranks.links["read"][rank]
-        about, _ = self._draft.answer(self._draft.ask("build", self.number, name, slots, max_len))
+        about, _ = self._draft.answer(self._draft.ask("build", self.number, name, slots, max_len, bf16))
         self.max_context, self.catch_up_threshold, self.gamma, self.is_lookup = about
         self._ids: Tensor | None = None                     # of its last draft
         self._held = [0] * slots                            # tokens of each text that the drafter has read
@@ -121,9 +122,9 @@ class _Hosted:
         return [runner.cache.lengths[r.slot] if runner else r.length - 1 - self.drafter.missing(r) for r in requests]
 
 
-def host(build: Callable[[str, int, int], Drafter], draft: Link, read: Link) -> None:
-    """On a drafter's rank: serve rank 0 until it ends; reading goes on beside drafting. ``build(name, slots, max_len)``
-    makes a drafter. Raises EOFError where rank 0 has died."""
+def host(build: Callable[[str, int, int, bool | None], Drafter], draft: Link, read: Link) -> None:
+    """On a drafter's rank: serve rank 0 until it ends; reading goes on beside drafting. ``build(name, slots, max_len,
+    bf16)`` makes a drafter. Raises EOFError where rank 0 has died."""
     hosted: dict[int, _Hosted] = {}
     threading.Thread(target=_serve_reading, args=[hosted, read], daemon=True, name="spin-read").start()
     while True:
@@ -132,8 +133,8 @@ def host(build: Callable[[str, int, int], Drafter], draft: Link, read: Link) -> 
             return
         try:
             if what == "build":
-                key, name, slots, max_len = message
-                made = build(name, slots, max_len)
+                key, name, slots, max_len, bf16 = message
+                made = build(name, slots, max_len, bf16)
                 hosted[key] = _Hosted(made)
                 draft.reply(number, (min(made.max_context, max_len), made.catch_up_threshold, made.gamma,
                                      made.is_lookup))
@@ -190,4 +191,4 @@ def from_name(name: str, context: BuildContext) -> Drafter | None:
     kind, _, rest = name.partition(":")
     members = rest.split(":")[0].split(",") if kind in ("tree", "sparse") else [name]
     homes = [ranks.places[member] for member in members if member in ranks.places]
-    return RemoteDrafter(name, ranks, homes[0], context.slots, context.max_len) if homes else None
+    return RemoteDrafter(name, ranks, homes[0], context.slots, context.max_len, context.told_bf16) if homes else None

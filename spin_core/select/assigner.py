@@ -322,6 +322,10 @@ def make_selector(selector: Selector | str | None, arms: Sequence[str] | None, g
         drafter = drafters.get(name)
         return drafter.gamma or (DEFAULT_GAMMA if drafter.is_lookup else DEFAULT_GAMMA_MODEL)
 
+    if not isinstance(selector, (str, Selector)) and selector is not None or selector == "":
+        raise ValueError(f"Engine: selector is a policy's name or a Selector, not {selector!r}")
+    if isinstance(arms, str):
+        raise ValueError(f"Engine: arms is a list of drafters' names, not {arms!r}")
     if selector is None or isinstance(selector, str):
         arms = [*family.drafters, "ngram"] if arms is None else list(arms)
         selector, options = selector or "spin", {}

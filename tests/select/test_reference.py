@@ -8,6 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from spin_core.select import NONE, Outcome, RequestView, make
 from spin_core.select.reference import Reference
+from spin_core.select.spin import ALONE
 
 ARMS = ["a", "b", "c"]
 
@@ -15,9 +16,12 @@ ARMS = ["a", "b", "c"]
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 999), st.integers(1, 6), st.lists(st.integers(0, 6), min_size=3, max_size=3))
 def test_the_matching_of_an_exploiting_slot_is_the_papers(seed, batch, room):
-    """With no prior and nothing to read, after every request has tried every arm."""
+    """With no prior and nothing to read, after every request has tried every arm, and another request before them: the
+    first steps of a new drafter count in another way."""
     rng = np.random.default_rng(seed)
     spin = make("spin", ARMS, explore=0, prior=0.0, gamma=4)
+    for arm in (ALONE + 1) * ARMS:        # one more, since older steps count less
+        spin.observe([Outcome(batch, arm, 4, 2, 3, .01, .01)])
     slots = dict(zip(ARMS, room)) | {NONE: batch}
     reference = Reference(slots, explore=0)
     for arm in (*ARMS, NONE, *rng.choice(ARMS, 6)):

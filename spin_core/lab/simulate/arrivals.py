@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Integral, Real
+
 import numpy as np
 from numpy import ndarray
 
@@ -26,9 +28,10 @@ def times(kind: str, count: int, rate: float, seed: int = 0) -> ndarray | None:
 
     Raises ValueError for another kind, a count below 0, or a rate that is not above 0 and finite.
     """
-    if kind not in KINDS or not 0 < rate < np.inf or count < 0:
-        raise ValueError(f"arrivals: {kind!r} of {', '.join(KINDS)}, at a finite rate above 0, a count >= 0; got "
-                         f"{rate} and {count}")
+    if kind not in KINDS or not isinstance(count, Integral) or count < 0 or not isinstance(rate, Real) or \
+            not 0 < rate < np.inf or not np.isfinite(max(count, 1) / rate):
+        raise ValueError(f"arrivals: {kind!r} of {', '.join(KINDS)}, at a finite rate above 0, a whole count "
+                         f">= 0; got {rate!r} and {count!r}")
     if kind == "closed":
         return None
     rng = np.random.default_rng(seed)

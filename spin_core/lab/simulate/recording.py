@@ -94,8 +94,10 @@ class Recording:
         return np.diff(self.starts)
 
     def take(self, rows) -> "Recording":
-        """The answers ``rows`` only, in that order; an answer may come several times."""
+        """The answers ``rows`` only, in that order; an answer may come several times. ValueError for none."""
         rows = np.asarray(rows)
+        if not rows.size:
+            raise ValueError("Recording.take: a recording has at least one answer")
         tokens = np.concatenate([np.arange(self.starts[r], self.starts[r + 1]) for r in rows])
         return replace(self, accepted=self.accepted[:, tokens], proposed=self.proposed[:, tokens],
                        starts=np.append(0, np.cumsum(self.lengths[rows])), prompts=self.prompts[rows],

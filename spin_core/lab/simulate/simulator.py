@@ -94,13 +94,19 @@ class System:
         if not whole or batch < 1 or gamma < 0 or (micro_batches != "auto" and not 1 <= micro_batches <= batch):
             raise ValueError(f"simulate: batch {batch} and micro_batches {micro_batches} (at most batch) must be whole "
                              f"numbers >= 1, gamma {gamma} a whole number >= 0")
-        if len(self.arrived) != count or not np.isfinite(self.arrived).all() or (np.diff(self.arrived) < 0).any():
-            raise ValueError(f"simulate: {len(self.arrived)} arrivals for {count} requests; they must be finite times "
+        if self.arrived.shape != (count,) or not np.isfinite(self.arrived).all() or (np.diff(self.arrived) < 0).any():
+            raise ValueError(f"simulate: {self.arrived.size} arrivals for {count} requests; they must be finite times "
                              "in rising order, one per request")
+        if not isinstance(policy, str) and not hasattr(policy, "arms"):
+            raise ValueError(f"simulate: the policy is a drafter's name or a Selector, not {policy!r}")
         if isinstance(policy, str) and policy not in (*recording.arms, NONE):
             raise ValueError(f"simulate: no drafter {policy!r} in the recording; it has {', '.join(recording.arms)}")
         if isinstance(policy, str) and capacities:
             raise ValueError(f"simulate: capacities need a selector; {policy!r} drafts for every request")
+        for name, places in (capacities or {}).items():
+            if name not in policy.arms or not isinstance(places, Integral) or places < 0:
+                raise ValueError(f"simulate: capacities: {name!r} cannot have {places!r} places: give a whole number for "
+                                 f"one of {', '.join(policy.arms)}")
         self.recording, self.costs, self.policy = recording, costs, policy
         self.fixed = _clipped(recording, policy, gamma) if isinstance(policy, str) else None
         self.by_length, self.reads_prompts, self.free_reading = by_length, reads_prompts, free_reading

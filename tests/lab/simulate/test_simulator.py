@@ -165,10 +165,18 @@ def test_arrivals_have_the_rate_they_promise():
     (dict(arrivals=[0.0]), "1 arrivals"), (dict(batch=1.5), "batch 1.5"),
     (dict(micro_batches=1.5), "micro_batches 1.5"), (dict(gamma=1.5), "gamma 1.5"),
     (dict(arrivals=[float("nan")] * len(MIX)), "finite times"), (dict(arrivals=[float("inf")] * len(MIX)), "finite"),
-    (dict(capacities={"68M": 3}), "capacities need a selector")])
+    (dict(arrivals=3.0), "1 arrivals"), (dict(capacities={"68M": 3}), "capacities need a selector"),
+    (dict(policy=3), "the policy is"), (dict(policy=policy_of("spin"), capacities={"nope": 1}), "'nope' cannot have 1"),
+    (dict(policy=policy_of("spin"), capacities={"68M": float("nan")}), "'68M' cannot have nan")])
 def test_what_cannot_be_served_is_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
-        simulate(MIX, COSTS["padded", False], "68M", **wrong)
+        simulate(**{"recording": MIX, "costs": COSTS["padded", False], "policy": "68M"} | wrong)
+
+
+@pytest.mark.parametrize("count, rate", [(2, 1e-320), (1.5, 1), (2, "x"), (2, float("nan")), (-1, 1)])
+def test_arrivals_that_cannot_be_are_refused(count, rate):
+    with pytest.raises(ValueError, match="arrivals: 'poisson'"):
+        times("poisson", count, rate)
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 0.0, -1.0])
