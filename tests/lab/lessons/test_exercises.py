@@ -13,6 +13,7 @@ from pathlib import Path
 import nbformat
 import numpy as np
 import pytest
+import torch
 
 from spin_core.lab.lessons import checking, grade, solutions
 from spin_core.lab.lessons.l1_speculation.checks import (
@@ -80,6 +81,17 @@ def test_a_slip_without_a_hint_shows_what_was_expected():
     assert wrong("check_rows", lambda lengths, width: 7) == "rows(lengths=[5], width=5) is 7, expected 1."
     assert "worth=[[0.9, 0.8, 0.7], [0.5, 0.2, 0.1]], cost)" in wrong("check_budget", lambda worth, cost: 5)
     assert "which is not in 0 ... 64" in wrong("check_choose_gamma", lambda alpha, cost: 1000)
+
+
+def test_ragged_lists_and_tensors_with_a_gradient_get_a_verdict():
+    assert "should be a number; it is [[1], [1, 2]], a list" in wrong("check_finish", lambda *given: [[1], [1, 2]])
+    check = EXERCISES["check_finish"]
+
+    def with_gradient(function):
+        return lambda *given: torch.tensor(function(*given), dtype=torch.float64, requires_grad=True)
+    assert check(with_gradient(check.solution)).status == "right"
+    hint, mistake = next(iter(check.mistakes.items()))
+    assert wrong("check_finish", with_gradient(mistake)).endswith(hint)
 
 
 # ---- lesson 1's loop, whose random numbers cannot be compared
