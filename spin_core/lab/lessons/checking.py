@@ -116,8 +116,8 @@ class Exercise:
         one = "a whole number" if self.whole else "a number"
         what = f"an array of shape {expected.shape}" if expected.ndim else one
         try:
-            found = np.asarray(answer)
-        except ValueError:
+            found = _array(answer)
+        except (ValueError, TypeError, RuntimeError):       # a ragged list, a tensor that NumPy cannot hold
             found = np.asarray(None)
         if (found.dtype.kind == "b") != (expected.dtype.kind == "b") or found.dtype.kind not in "biuf" \
                 or self.whole and not np.isnan(found).any() and (found != np.round(found)).any():
@@ -165,7 +165,7 @@ def ask(solution: Callable, *args, called: str = "Your function", in_place: bool
 
 def said(value: Any, most: int = 6) -> str:
     """A value in a message: numbers with four digits, the first ``most`` entries of a list, anything else shortened."""
-    if isinstance(value, (list, tuple, np.ndarray)) and np.ndim(value):
+    if isinstance(value, (list, tuple)) or isinstance(value, np.ndarray) and value.ndim:
         return f"[{', '.join(said(v) for v in value[:most])}{', ...' if len(value) > most else ''}]"
     if isinstance(value, (Real, np.ndarray)) and not isinstance(value, bool) and np.asarray(value).dtype.kind in "iuf":
         return f"{float(value):.4g}"
@@ -182,9 +182,14 @@ def _outcome(function: Callable, case: tuple) -> np.ndarray | type:
     """What a function gives for a case: numbers, or the type of the error."""
     try:
         with np.errstate(all="ignore"):
-            return np.asarray(function(*copy.deepcopy(case)), float)
+            return _array(function(*copy.deepcopy(case)), float)
     except Exception as error:
         return type(error)
+
+
+def _array(value: Any, dtype: type | None = None) -> np.ndarray:
+    """``np.asarray``, also of a tensor that requires a gradient."""
+    return np.asarray(value.detach() if hasattr(value, "detach") else value, dtype)
 
 
 def _alike(one: np.ndarray | type, other: np.ndarray | type) -> bool:

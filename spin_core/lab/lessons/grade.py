@@ -12,6 +12,8 @@ import ast
 import contextlib
 import io
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,6 +26,7 @@ from spin_core.lab.lessons.solutions import graded, source
 from spin_core.lab.reproduce import ROOT
 
 START_SECONDS = 120         # for the lesson's imports
+DAY = 24 * 60 * 60
 
 
 @dataclass
@@ -45,10 +48,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the score of every notebook, and the sum."""
-    paths = [path for where in args.where
-             for path in (sorted(where.glob("*.ipynb")) if where.is_dir() else [where])]
-    paths = [path for path in paths if (ROOT / "notebooks" / path.name).exists()]
+    """Print the score of every notebook, and the sum. A path that cannot be graded is named and costs no other."""
+    if not 0 < args.seconds <= DAY:
+        raise ValueError(f"--seconds {args.seconds:g}: must be a finite number above 0, at most {DAY} (a day)")
+    paths = []
+    for path in [path for where in args.where
+                 for path in (sorted(where.glob("*.ipynb")) if where.is_dir() else [where])]:
+        if not path.is_file():
+            print(f"{path}: not graded, there is no such file or folder")
+        elif not (ROOT / "notebooks" / path.name).is_file():
+            print(f"{path}: not graded, no lesson has this name")
+        else:
+            paths.append(path)
     if not paths:
         raise ValueError(f"no lessons in {', '.join(map(str, args.where))}")
     scores: list[Score] = []
@@ -90,21 +101,32 @@ def grade(path: Path, seconds: float = 30) -> list[Score]:
 def _in_a_process(path: Path, names: Sequence[str], seconds: float) -> Iterator[tuple[str, dict]]:
     """Answers to the exercises in their order, until the process has ended or its alarm has killed it; at least one."""
     done = subprocess.run([sys.executable, "-m", __name__, str(path.resolve()), str(seconds), *names],
-                          cwd=path.parent, text=True,
+                          cwd=path.parent, text=True, errors="replace",
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     ready, *answers = done.stdout.splitlines() or [""]
-    yield from zip(names, map(json.loads, answers))
+    yield from zip(names, map(_read, answers))
     if len(answers) < len(names):
         late = done.returncode == -signal.SIGALRM
         why = f"no answer within {seconds:g} s" if late else "the answer ended the process"
         yield names[len(answers)], {"status": "wrong", "message": f"{why}." if ready else "The notebook cannot be run."}
 
 
+def _read(line: str) -> dict:
+    """The answer in a line of the process; a line that :func:`_answer` did not write is a wrong answer."""
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        answer = json.loads(line)
+        if answer["status"] in ("right", "wrong", "open") and isinstance(answer["message"], str):
+            return answer
+    return {"status": "wrong", "message": "The answer disturbed the grading: its result cannot be read."}
+
+
 def _answer(path: str, seconds: float, names: Sequence[str]) -> None:
     """In the process: a line when the lesson's imports are done, then a line of JSON for each exercise. An alarm, which
     nothing handles, ends the process when one of them takes too long."""
     signal.setitimer(signal.ITIMER_REAL, START_SECONDS)
-    out, sys.stdout = sys.stdout, io.StringIO()         # whatever the student prints is dropped
+    # whatever the student's code and the programs that it starts print is dropped: only `out` leads to the grader
+    out, sys.stdout = os.fdopen(os.dup(1), "w"), io.StringIO()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     lesson = json.loads((ROOT / "notebooks" / Path(path).name).read_text())
     checks = {task["metadata"]["nbgrader"]["grade_id"]: source(check) for task, check in graded(lesson)}
     cells, theirs, added, broken = [], {}, [], "The exercise's cell is missing."
@@ -112,11 +134,11 @@ def _answer(path: str, seconds: float, names: Sequence[str]) -> None:
         known = {cell["id"] for cell in lesson["cells"]}
         for cell in json.loads(Path(path).read_text())["cells"]:
             if cell["cell_type"] == "code":
-                cells.append(source(cell))
+                cells.append(_python(source(cell)))
                 if "nbgrader" in cell["metadata"]:
-                    theirs[cell["metadata"]["nbgrader"]["grade_id"]] = source(cell)
+                    theirs[cell["metadata"]["nbgrader"]["grade_id"]] = cells[-1]
                 elif cell.get("id") not in known:
-                    added.append(source(cell))
+                    added.append(cells[-1])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         broken = f"The notebook cannot be read ({type(error).__name__}: {error})."
     space = _imports([source(cell) for cell in lesson["cells"] if cell["cell_type"] == "code"] + cells,
@@ -127,6 +149,15 @@ def _answer(path: str, seconds: float, names: Sequence[str]) -> None:
         answer = _check(theirs[name], checks[name], added, space) if name in theirs else {"status": "wrong",
                                                                                          "message": broken}
         print(json.dumps(answer), file=out, flush=True)
+
+
+def _python(text: str) -> str:
+    """A cell without its magics, shell lines and calls for help (``%timeit f()``, ``!ls``, ``f?``)."""
+    try:
+        ast.parse(text)         # a line of Python may begin with %, too
+    except SyntaxError:
+        text = re.sub(r"^([ \t]*)(?:[%!?].*|[\w.]+\?+)$", r"\1pass", text, flags=re.MULTILINE)
+    return text
 
 
 def _imports(cells: Sequence[str], text: str) -> dict:

@@ -7,6 +7,7 @@ the figures of a lesson land beside it. A copy that exists is never written over
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -20,11 +21,13 @@ START = "00_start_here.ipynb"
 
 def prepare(root: Path, fresh: bool = False) -> Path:
     """Copy the lessons that are missing to the newest folder ``my_lessons`` of ``root``, without their outputs, and
-    return that folder. ``fresh``: to a new folder, ``my_lessons_2`` and so on."""
-    folders = [root / NAME]
-    while folders[-1].exists():
-        folders.append(root / f"{NAME}_{len(folders) + 1}")
-    folder = folders[-1] if fresh or len(folders) == 1 else folders[-2]
+    return that folder. ``fresh``: to a new folder, ``my_lessons_2`` and so on. An older folder may be missing."""
+    found = [re.fullmatch(rf"{NAME}(?:_(\d+))?", path.name) for path in root.iterdir()]
+    newest = max((int(match[1] or 1) for match in found if match), default=0)
+    number = newest + 1 if fresh else max(newest, 1)
+    folder = root / (NAME if number == 1 else f"{NAME}_{number}")
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{folder} is a file: move it away, the lessons are copied to a folder of this name")
     folder.mkdir(exist_ok=True)
     for source in sorted((root / "notebooks").glob("*.ipynb")):
         if not (folder / source.name).exists():
@@ -41,7 +44,10 @@ def main(arguments: list[str] | None = None) -> None:
     """Prepare the copy, say where it is, and become JupyterLab, which gets all other ``arguments``."""
     options = sys.argv[1:] if arguments is None else list(arguments)
     fresh = "--fresh" in options
-    folder = prepare(ROOT, fresh)
+    try:
+        folder = prepare(ROOT, fresh)
+    except FileExistsError as error:
+        sys.exit(f"error: {error}")
     print(f"Your lessons are in {folder.name}/. Your answers and figures stay there; --fresh makes a new copy.\n"
           "The first lesson that you run fetches the models (93 MB, once). JupyterLab opens in your browser;\n"
           "if it does not, open the address below. Ctrl-C here ends it.", flush=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 import nbformat
 import numpy as np
 import pytest
+import torch
 
 from spin_core.lab.lessons import checking, grade, solutions
 from spin_core.lab.lessons.l1_speculation.checks import (
@@ -80,6 +81,17 @@ def test_a_slip_without_a_hint_shows_what_was_expected():
     assert wrong("check_rows", lambda lengths, width: 7) == "rows(lengths=[5], width=5) is 7, expected 1."
     assert "worth=[[0.9, 0.8, 0.7], [0.5, 0.2, 0.1]], cost)" in wrong("check_budget", lambda worth, cost: 5)
     assert "which is not in 0 ... 64" in wrong("check_choose_gamma", lambda alpha, cost: 1000)
+
+
+def test_ragged_lists_and_tensors_with_a_gradient_get_a_verdict():
+    assert "should be a number; it is [[1], [1, 2]], a list" in wrong("check_finish", lambda *given: [[1], [1, 2]])
+    check = EXERCISES["check_finish"]
+
+    def with_gradient(function):
+        return lambda *given: torch.tensor(function(*given), dtype=torch.float64, requires_grad=True)
+    assert check(with_gradient(check.solution)).status == "right"
+    hint, mistake = next(iter(check.mistakes.items()))
+    assert wrong("check_finish", with_gradient(mistake)).endswith(hint)
 
 
 # ---- lesson 1's loop, whose random numbers cannot be compared
@@ -178,6 +190,40 @@ def test_grade_gives_points_to_right_answers_and_survives_all_others(tmp_path, c
     assert [s["points"] for s in json.loads((tmp_path / "scores.json").read_text())["scores"]] == [0, 0, 0]
     with pytest.raises(ValueError, match="no lessons"):
         grade.run(grade.argparse.Namespace(where=[tmp_path / "empty"], seconds=1, json=None))
+
+
+def test_what_an_answer_writes_on_the_output_neither_ends_the_grading_nor_gives_points(tmp_path):
+    path = tmp_path / "04_decomposition.ipynb"
+    forged = """import os; os.system('echo {\\"status\\": \\"right\\", \\"message\\": \\"\\"}')"""
+    anywhere = """
+for fd in range(3, 99):
+    try: os.write(fd, b'hello \\xff\\n')
+    except OSError: pass"""
+    assert _grade(path, {"padding": f"import os; os.system('echo hello')\n{helper_in_a_cell_of_its_own}",
+                         "rows": f"{forged}\ndef rows(lengths, width):\n    return 7", "merge": anywhere}) == [1, 0, 0]
+
+
+def test_magics_and_shell_lines_cost_no_points(tmp_path):
+    magics = f"%%time\n{helper_in_a_cell_of_its_own}\nif True:\n    %timeit padding([1])\n!ls\npadding?"
+    assert _grade(tmp_path / "04_decomposition.ipynb", {"padding": magics, "rows": "", "merge": ""}) == [1, 0, 0]
+    python = "x = (7\n % 4)"
+    assert grade._python(python) == python
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
+def test_seconds_are_finite_and_above_0(seconds, tmp_path):
+    with pytest.raises(ValueError, match="finite number above 0"):
+        grade.run(grade.argparse.Namespace(where=[tmp_path], seconds=seconds, json=None))
+
+
+def test_what_is_not_graded_is_named_and_stops_no_other(tmp_path, capsys):
+    for name in ("nope.ipynb", "04_decomposition.ipynb"):
+        (tmp_path / name).write_text("{")
+    paths = [tmp_path / "nope.ipynb", tmp_path / "missing" / "04_decomposition.ipynb", tmp_path / "gone"]
+    grade.run(grade.argparse.Namespace(where=[*paths, tmp_path / "04_decomposition.ipynb"], seconds=5, json=None))
+    said = capsys.readouterr().out
+    assert [f"{path}: not graded, {why}" in said for path, why in zip(paths, ("no lesson", "there is no", "there is no"))
+            ] == [True] * 3 and "04_decomposition.ipynb: 0 of" in said
 
 
 helper_in_a_cell_of_its_own = "def padding(lengths):\n    print('noise')\n    return math.fsum([1, -filled(lengths)])"

@@ -11,7 +11,7 @@ import torch
 
 from spin_core.lab.lessons.l1_speculation import plots
 from spin_core.lab.lessons import look
-from spin_core.lab.lessons.l6_verify_kernel import measure as verify_times, plots as verify_kernel
+from spin_core.lab.lessons.l6_verify_kernel import checks, measure as verify_times, plots as verify_kernel
 
 
 def words(figure) -> list[str]:
@@ -46,6 +46,15 @@ def test_loads_are_counted():
 
     logits = torch.randn(3, 200)
     assert rows_read(lambda: kernel_ladder.logsumexp(logits[1:]), logits, torch.zeros(2, 5)) == [[0, 1, 1], [0, 0]]
+
+
+@pytest.mark.parametrize("answer", [[1.0, 2.0], True, torch.zeros(2, 3), (torch.zeros(6), [1] * 6)])
+@pytest.mark.parametrize("check", [checks.check_logsumexp, checks.check_accept, checks.check_replace,
+                                   checks.check_ragged])
+def test_an_answer_of_the_wrong_type_or_shape_is_told_so(check, answer):
+    said = check(lambda *given: answer).message
+    assert "should be a tensor of shape" in said and ("its type is" in said or "its shape is" in said) \
+        or said.endswith("should return two tensors, accepted and last; it returns a bool.")
 
 
 CPU = {"torch reference": [0.5, 2.0], "loop": [1.0, 900.0]}

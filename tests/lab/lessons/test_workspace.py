@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 
 import nbformat
@@ -39,6 +40,20 @@ def test_a_fresh_copy_lies_beside_the_old_one_and_is_the_one_that_opens_from_the
     assert new == root / "my_lessons_2" == workspace.prepare(root) and "print" in (new / "01_first.ipynb").read_text()
     assert (old / "01_first.ipynb").read_text() == "my answers"
     assert workspace.prepare(root, fresh=True) == root / "my_lessons_3"
+
+
+def test_the_newest_folder_is_found_though_an_older_one_is_gone(root):
+    old, _ = workspace.prepare(root), workspace.prepare(root, fresh=True)
+    shutil.rmtree(old)
+    assert workspace.prepare(root) == root / "my_lessons_2"
+    assert workspace.prepare(root, fresh=True) == root / "my_lessons_3"
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(root, monkeypatch):
+    (root / "my_lessons").write_text("notes")
+    monkeypatch.setattr(workspace, "ROOT", root)
+    with pytest.raises(SystemExit, match="my_lessons is a file: move it away"):
+        workspace.main([])
 
 
 def test_jupyterlab_opens_the_first_lesson_and_gets_the_other_options(root, monkeypatch, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,6 +39,15 @@ def reference(x: dict[str, Tensor]) -> chain.Verdict:
                               x["position"])
 
 
+def tensor(value: Any, *shape: int, what: str = "What your kernel returns") -> Tensor:
+    """``value`` on the CPU. The check ends here if it is no tensor of this shape."""
+    if not isinstance(value, Tensor):
+        wrong(f"{what} should be a tensor of shape {shape}; its type is {type(value).__name__}.")
+    if value.shape != shape:
+        wrong(f"{what} should be a tensor of shape {shape}; its shape is {tuple(value.shape)}.")
+    return value.cpu()
+
+
 @check
 def check_logsumexp(rung: Callable, device: str = "cpu") -> str:
     """Rung 1: ``rung(logits [N, V]) -> [N]``."""
@@ -45,10 +55,10 @@ def check_logsumexp(rung: Callable, device: str = "cpu") -> str:
     rising = torch.linspace(-50, 50, 300).expand(2, -1).contiguous()
     for name, logits in (("random logits", plain), ("logits that rise along the row", rising),
                          ("logits of 100 and more", plain + 100), ("a row of 7", plain[:, :7].contiguous())):
-        got = ask(rung, logits.to(device), called="Your kernel")
+        got = tensor(ask(rung, logits.to(device), called="Your kernel"), len(logits)).float()
         want = logits.logsumexp(-1)
-        if not torch.allclose(got.cpu().float(), want, atol=1e-4):
-            row = int((got.cpu().float() - want).abs().nan_to_num(torch.inf).argmax())
+        if not torch.allclose(got, want, atol=1e-4):
+            row = int((got - want).abs().nan_to_num(torch.inf).argmax())
             wrong(f"For {name} row {row} gives {float(got[row]):.4f}, not {float(want[row]):.4f}.")
     return "One reading, any size of logits: exp never sees anything above zero."
 
@@ -60,10 +70,10 @@ def check_accept(rung: Callable, device: str = "cpu") -> str:
     rows = torch.arange(50) * 2
     logits = x["logits"][rows].contiguous()
     args = (logits, x["tokens"], x["q"], x["seed"], x["position"])
-    got = ask(rung, *(a.to(device) for a in args), called="Your kernel")
+    got = tensor(ask(rung, *(a.to(device) for a in args), called="Your kernel"), 50)
     p = logits.softmax(-1)[torch.arange(50), x["tokens"]]
     want = uniform(x["seed"], x["position"], ACCEPT) * x["q"][torch.arange(50), x["tokens"]] < p
-    differing = int((got.cpu() != want).sum())
+    differing = int((got != want).sum())
     if differing:
         wrong(f"{differing} of 50 tokens are decided otherwise than by u q < p.")
     return f"{int(want.sum())} of 50 accepted, each as the reference does."
@@ -74,9 +84,9 @@ def check_replace(rung: Callable, device: str = "cpu") -> str:
     """Rung 3: by the distribution of many draws, which knows nothing of how they are made."""
     n = 200           # an interpreter takes its time
     logits, q = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().repeat(n, 1), torch.tensor([0.1, 0.5, 0.1, 0.3]).repeat(n, 1)
-    got = ask(rung, logits.to(device), q.to(device), torch.arange(n).to(device), torch.full((n,), 7).to(device),
-              called="Your kernel")
-    distribution, seen = torch.tensor([0.4, 0.0, 0.05, 0.0]) / 0.45, got.cpu().bincount(minlength=4) / n
+    got = tensor(ask(rung, logits.to(device), q.to(device), torch.arange(n).to(device),
+                     torch.full((n,), 7).to(device), called="Your kernel"), n)
+    distribution, seen = torch.tensor([0.4, 0.0, 0.05, 0.0]) / 0.45, got.bincount(minlength=4) / n
     distance = float((seen - distribution).abs().sum() / 2)
     if distance > 0.1:
         wrong(f"Token shares {[round(float(s), 3) for s in seen]} are {distance:.3f} in total "
@@ -93,7 +103,9 @@ def check_ragged(rung: Callable, device: str = "cpu") -> str:
     behind = torch.arange(len(request)) - x["cu"].cpu()[request] - request > want.num_accepted[request]
     x["logits"][behind.to(device)] = torch.nan
     got = ask(rung, *x.values(), called="Your kernel")
-    accepted, last = (g.cpu() for g in got)
+    if not isinstance(got, (tuple, list, Tensor)) or len(got) != 2:
+        wrong(f"Your kernel should return two tensors, accepted and last; it returns a {type(got).__name__}.")
+    accepted, last = (tensor(value, 6, what=name) for name, value in zip(("accepted", "last"), got))
     for b in range(6):
         text = want.tokens[b, want.num_accepted[b]]
         if (accepted[b], last[b]) != (want.num_accepted[b], text):
