@@ -97,7 +97,7 @@ def test_the_engines_texts_follow_the_targets_distribution(drafter, gamma, param
 def test_texts_follow_the_targets_distribution_under_spin_whoever_drafts(monkeypatch):
     arms = ["sparse:near:3", "sparse:target:4", "vote:other,near,ngram", "tree:other,near:2,1"]
     # left to itself it would soon draft no more: models so small are fastest alone, and nothing else may pay
-    monkeypatch.setattr(Spin, "_may_pay", lambda self, views, rates: np.ones_like(rates, bool))
+    monkeypatch.setattr(Spin, "_may_pay", lambda self, views, rates, price: np.ones_like(rates, bool))
     exploring = make("spin", arms, gamma=2, explore=8, first=1, growth=1.0)
     engine = Engine(family(), selector=exploring, max_batch=256, max_len=16, pipeline="off")
     assert p_value(texts("spin", 2, PLAIN, 2_000, engine), distribution(PLAIN)) > 1e-3

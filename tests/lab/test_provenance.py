@@ -21,7 +21,7 @@ def git(folder: Path, *arguments: str) -> str:
 def test_here_names_the_machine_and_the_versions():
     here = provenance.here()
     assert set(here) == {"machine", "cpu", "cpu_kind", "cores", "memory_gib", "gpu", "threads", "threads_set",
-                         "versions", "commit", "date"}
+                         "bf16_drafts", "versions", "commit", "date"}
     assert json.loads(json.dumps(here)) == here
     assert here["cpu"] and here["cores"] >= 1 and here["memory_gib"] > 0
     assert here["threads"] == torch.get_num_threads()
