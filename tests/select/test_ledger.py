@@ -115,7 +115,7 @@ def test_a_drafter_whose_reading_would_not_be_repaid_is_not_chosen(left, chosen)
 
 @pytest.mark.parametrize("lengths", [range(6), [3] * 6], ids=["texts of all lengths", "texts of one length"])
 def test_a_drafter_that_would_read_for_long_is_explored_by_one_request_only(lengths, monkeypatch):
-    monkeypatch.setattr(spin, "FREE_TRIES", 1000)
+    monkeypatch.setattr(spin.Spin, "_may_pay", lambda self, views, rates, price: np.ones_like(rates, bool))
     selector = make("spin", ["a", "b"], first=1, growth=1.0, gamma=1, prior=1000.0)
     seats = [RequestView(r, 9, 20, 99) for r in range(6)]
     before = served(selector, seats, {"a": 1, "b": 1, "none": 1}, 9)                # no drafter is worth it
@@ -132,7 +132,7 @@ def test_drafters_that_cannot_pay_are_dropped_after_a_few_tries():
     """Seven take three passes of the target for a token that is right now and then; one is about as fast as none."""
     slow, level = [f"slow-{i}" for i in range(7)], "level"
     selector, served_by = make("spin", [*slow, level], first=8, growth=1.0, gamma=1), Counter()
-    for step in range(600):
+    for step in range(2400):        # the drafters beyond the first six wait until tries have cost little
         request = step // 40
         chosen = selector.assign([RequestView(request, step % 40, 20 + step % 40, 39 - step % 40)])[request]
         served_by[chosen.drafter] += 1
