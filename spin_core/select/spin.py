@@ -78,7 +78,7 @@ class Spin(Greedy):
         """The pooled estimate that a new request starts with, as ``totals``: as if each drafter had been tested in
         ``DOUBT`` steps more, with ``DOUBTED`` of a token accepted in each."""
         steps, tokens, own, tested, drafted = self.totals
-        weight, doubt = self.prior / np.maximum(steps, 1), DOUBT * (steps > 0)
+        weight, doubt = self.prior / np.maximum(steps, 1), DOUBT * (steps > 0) * (not self.own_devices)
         with_doubt = weight * steps / np.maximum(steps + doubt, 1)
         return np.stack([weight * steps, with_doubt * (tokens + doubt * (1 + DOUBTED)), weight * own,
                          with_doubt * (tested + doubt), weight * drafted])
@@ -88,7 +88,7 @@ class Spin(Greedy):
         rates, price = self.rates(views), self._price(views)
         known = np.where(np.isinf(rates), 0, rates)
         known /= 1 + known * price
-        waiting, unproven = self._waiting(), (self.totals[0] < ALONE) & (np.arange(len(self.arms)) != self.none)
+        waiting, unproven = self._waiting(), self._unproven()
         if self.own_devices and np.isfinite(rates[:, self.open & ~waiting]).all():
             weights = self._together(views, price)
         else:
@@ -102,10 +102,14 @@ class Spin(Greedy):
             return np.where(may & self._may_pay(views, known, price), drawn, weights)
         return weights
 
+    def _unproven(self) -> ndarray:
+        """Drafters in their first steps, bool ``[arms]``. None where each has a device of its own: a try costs the
+        other requests nothing there."""
+        return (self.totals[0] < ALONE) & (np.arange(len(self.arms)) != self.none) & (not self.own_devices)
+
     def _waiting(self) -> ndarray:
         """Drafters that have not had their first try yet and must wait for it, bool ``[arms]``."""
-        new = (self.totals[0] == 0) & self.open
-        new[self.none] = False
+        new = (self.totals[0] == 0) & self.open & self._unproven()
         begun = np.count_nonzero(np.delete(self.totals[0], self.none))
         new[np.flatnonzero(new)[:max(0, MAX_TRIES - begun)]] = False
         if new.any() and self.trial_cost <= TRIAL_SHARE * self.served:
@@ -205,12 +209,12 @@ class Spin(Greedy):
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         arms = self.arms_of(outcomes)
         self.served += sum(o.draft_seconds + o.verify_seconds for o in outcomes)
-        unproven = (self.totals[0] < ALONE)[arms] & (arms != self.none)
+        unproven = self._unproven()[arms]
         if unproven.any():
             self.trial_cost += sum(o.draft_seconds + o.verify_seconds - o.plain_seconds
                                    for o, new in zip(outcomes, unproven) if new)
             # the pass of an unproven drafter, which drafts for one request, counts as if half of the batch shared it
-            sharing = 1.0 if self.own_devices else max(1.0, len(outcomes) / 2)
+            sharing = max(1.0, len(outcomes) / 2)
             outcomes = [o._replace(draft_seconds=o.draft_seconds / sharing) if new else o
                         for o, new in zip(outcomes, unproven)]
         _, tokens, own, tested = self.ledger.add(outcomes, arms)
