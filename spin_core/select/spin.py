@@ -93,14 +93,17 @@ class Spin(Greedy):
             weights = self._together(views, price)
         else:
             weights = untried_first(np.where(np.isinf(rates), rates, known), self.rng)
+        explores = self.epochs.tick(math.ceil(min(self.drafters, MAX_TRIES) / len(views)))
+        if not (explores or unproven.any()):
+            return weights
         second = self.goodput or self.ledger.common_rate(len(views))       # what a second is worth, in tokens
         may = self._affordable(views, price, second, unproven) & ~waiting
         weights = np.where(unproven & ~may, weights.min() - 1, weights)
-        if self.epochs.tick(math.ceil(min(self.drafters, MAX_TRIES) / len(views))):
-            steps = self.ledger.steps[self.ledger.rows(v.request for v in views)]
-            drawn = drawn_first(weights, steps, self.none, self.rng)
-            return np.where(may & self._may_pay(views, known, price), drawn, weights)
-        return weights
+        if not explores:
+            return weights
+        steps = self.ledger.steps[self.ledger.rows(v.request for v in views)]
+        drawn = drawn_first(weights, steps, self.none, self.rng)
+        return np.where(may & self._may_pay(views, known, price), drawn, weights)
 
     def _unproven(self) -> ndarray:
         """Drafters in their first steps, bool ``[arms]``. None where each has a device of its own: a try costs the
@@ -174,7 +177,9 @@ class Spin(Greedy):
         may = (price <= MAX_SWITCH_COST / worth) & ~unproven
         few = np.flatnonzero(~may.all(0))
         if len(few):
-            unread = np.array([[v.context * (v.current != arm) for arm in self.arms] for v in views], float)
+            # tokens stand for the seconds of a drafter whose reading has no known speed yet
+            tokens = np.array([[v.context * (v.current != arm) for arm in self.arms] for v in views], float)
+            unread = np.where(price.any(0), price, tokens)
             for arm in self.rng.permutation(few):
                 row = unread[:, arm].argmin()
                 may[row, arm] = True
