@@ -42,14 +42,14 @@ class Restless(Selector):
         self.probes = probes
         self.outcomes, self.scores, self.finished = [], [], []
 
-    def weights(self, seats):
-        return self.rng.random((len(seats), len(self.arms)))
+    def weights(self, views):
+        return self.rng.random((len(views), len(self.arms)))
 
-    def lengths(self, seats, arms):
+    def lengths(self, views, arms):
         return self.rng.integers(0, self.gamma[arms] + 1)
 
-    def probe(self, seats):
-        return {s.request: [a for a in self.arms if self.rng.random() < self.probes] for s in seats}
+    def probe(self, views):
+        return {s.request: [a for a in self.arms if self.rng.random() < self.probes] for s in views}
 
     def observe(self, outcomes):
         self.outcomes += outcomes
@@ -317,11 +317,11 @@ def test_a_drafter_that_raises_while_it_reads_is_retired(fast, monkeypatch):
 
 
 class Curious(Restless):
-    """Remembers its seats."""
+    """Remembers its views."""
 
-    def assign(self, seats, capacities=None):
-        self.seats = [*getattr(self, "seats", []), *seats]
-        return super().assign(seats, capacities)
+    def assign(self, views, capacities=None):
+        self.views = [*getattr(self, "views", []), *views]
+        return super().assign(views, capacities)
 
 
 def test_a_seat_says_what_lookup_has_found_and_where_its_request_is():
@@ -329,15 +329,15 @@ def test_a_seat_says_what_lookup_has_found_and_where_its_request_is():
     engine = Engine(tiny.family(), max_batch=3, selector=selector)
     requests = {r.id: r for r in engine.generate([[i, 4, i, 4] for i in range(4)], GREEDY)}
     drafters: dict[int, str] = {}
-    told = {(s.request, s.context): s for s in selector.seats}
+    told = {(s.request, s.context): s for s in selector.views}
     found = Counter()
     for event in steps(engine):
-        seat, request = told[event.request, event.context], requests[event.request]
+        view, request = told[event.request, event.context], requests[event.request]
         emitted = event.context - len(request.prompt_ids)
-        assert seat.emitted == emitted
-        assert seat.max_gamma == 16 - emitted - 1 and seat.current == drafters.get(request.id)
+        assert view.emitted == emitted
+        assert view.max_gamma == 16 - emitted - 1 and view.current == drafters.get(request.id)
         said = brute_force(request.ids[:event.context], 4)
-        assert seat.found == {"ngram": len(said)}
+        assert view.found == {"ngram": len(said)}
         assert event.drafter != "ngram" or event.drafted == said[:len(event.drafted)]
         drafters[request.id], found[bool(said)] = event.drafter, found[bool(said)] + 1
     assert min(found.values()) > 5
@@ -347,14 +347,14 @@ def test_a_seat_says_how_long_a_drafter_would_read_first():
     selector = Curious(["near", "ngram"], probes=0)
     engine = Engine(tiny.family(), max_batch=1, selector=selector, fast_switching=False)
     engine.generate([[1, 2, 3, 4] * 8], GREEDY)
-    assert not selector.seats[0].unread                     # it is not known yet how fast it reads
-    pace, known = engine.selection.read_seconds["near"] / engine.selection.read_tokens["near"], len(selector.seats)
+    assert not selector.views[0].unread                     # it is not known yet how fast it reads
+    pace, known = engine.selection.read_seconds["near"] / engine.selection.read_tokens["near"], len(selector.views)
     request, = engine.generate([[4, 3, 2, 1] * 8], GREEDY)
-    first, *seats = selector.seats[known:]
+    first, *views = selector.views[known:]
     assert first.unread == {"near": pytest.approx(31 * pace)} and first.request == request.id
     ready = {e.context + len(e.emitted) for e in steps(engine) if e.drafter == "near" and e.drafted}
-    assert any(seat.context in ready for seat in seats)
-    assert not any(seat.unread for seat in seats if seat.context in ready)
+    assert any(view.context in ready for view in views)
+    assert not any(view.unread for view in views if view.context in ready)
 
 
 def brute_force(ids: list[int], count: int) -> list[int]:
@@ -389,8 +389,8 @@ def test_a_selector_that_raises_costs_no_request():
 class Nonsense(Restless):
     """Answers what cannot be done, now and then."""
 
-    def assign(self, seats, capacities=None):
-        choices = super().assign(seats, capacities)
+    def assign(self, views, capacities=None):
+        choices = super().assign(views, capacities)
         for request in choices:
             choices[request] = [choices[request], Choice("nobody", 3), Choice("near", -1), Choice("near", 2.5), None,
                                 Choice("near", 3)][self.rng.integers(6)]
@@ -410,11 +410,11 @@ def test_a_selector_that_answers_nonsense_costs_no_request():
 def test_a_drafter_that_raises_when_it_is_asked_is_retired_and_the_selector_is_heard(asked, monkeypatch):
     """"ngram" is asked what it would find before every choice, "subset" what it misses before it reads along."""
     class Curious(Selector):
-        def weights(self, seats):
-            return np.array([[float(a == "near") for a in self.arms] for _ in seats])
+        def weights(self, views):
+            return np.array([[float(a == "near") for a in self.arms] for _ in views])
 
-        def probe(self, seats):
-            return {s.request: ["subset"] for s in seats}
+        def probe(self, views):
+            return {s.request: ["subset"] for s in views}
 
     def fail(*_):
         raise LookupError("no idea")
@@ -454,10 +454,10 @@ class Mover(Selector):
         super().__init__(arms, gamma=3)
         self.after = after
 
-    def weights(self, seats):
-        return np.array([[float(a == self.arms[s.emitted >= self.after]) for a in self.arms] for s in seats])
+    def weights(self, views):
+        return np.array([[float(a == self.arms[s.emitted >= self.after]) for a in self.arms] for s in views])
 
-    def only_found(self, weights, seats):
+    def only_found(self, weights, views):
         return weights
 
 

@@ -35,11 +35,12 @@ class Attention:
         k, v = cache.k[layer], cache.v[layer]
         uneven = strategy == "flex" and k.is_cuda and k.shape[3] != v.shape[3]
         self.cls = TorchStep if uneven else step_class(strategy, cache)
-        self.in_place = self.cls is KernelStep and KernelStep is not TorchStep     # its kernels read pieces where they are
+        # the kernels read pieces where they lie in the cache, all at once: none stays unpooled
+        self.in_place = self.cls is KernelStep and KernelStep is not TorchStep
 
     def plan(self, lengths: list[int], q_lens: list[int]) -> Plan:
         """The plan for one step: ``lengths`` are keys per request, in-flight tokens included."""
-        if self.in_place:   # pieces are read in place, all at once: none stays unpooled
+        if self.in_place:
             return plan(lengths, q_lens, "decomposed", costs=None if self.width else self.costs(), width=self.width,
                         max_len=self.cache.max_len)
         # a single request needs no pool, whatever the device charges

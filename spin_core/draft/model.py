@@ -37,10 +37,9 @@ class ModelDrafter(Drafter):
                  bf16: bool = False) -> None:
         self.name, self.ids = source.name, source.ids
         self.max_context = min(max_len, source.max_context)
-        self.runner = ModelRunner(source.model, slots, self.max_context,
-                                  vocab_size if source.ids is None else len(source.ids), keep_states,
-                                  window=window or _trained_window(source.model), check=check, chunk=CHUNK,
-                                  bf16=bf16)
+        size = vocab_size if source.ids is None else len(source.ids)
+        self.runner = ModelRunner(source.model, slots, self.max_context, size, keep_states, check=check, chunk=CHUNK,
+                                  window=window or _trained_window(source.model), bf16=bf16)
 
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
         if self.runner.window:

@@ -84,8 +84,8 @@ class Tree(Draft):
         for b, (parents, tokens, proposals) in enumerate(self.requests()):
             if any(type(number) is not int for p in proposals for number in p) or \
                     any(not (-1 <= p.row < rows and 0 <= p.drafter < max(1, len(self.drafters))) for p in proposals):
-                raise ValueError(f"request {b}: a proposal is of a node, by one of the tree's drafters, and its row is -1 "
-                                 f"or one of the {rows} distributions in probs")
+                raise ValueError(f"request {b}: a proposal is of a node, by one of the tree's drafters, and its row is "
+                                 f"-1 or one of the {rows} distributions in probs")
             if any(not -1 <= parent < node for node, parent in enumerate(parents)):
                 raise ValueError(f"request {b}: a parent is -1 or a node before its child, got parents {parents}")
             if {p.node for p in proposals} != set(range(len(parents))):

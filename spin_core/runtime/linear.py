@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 
 class Product:
-    """``x @ weight.T + bias`` of fp32 tensors, weights packed by oneDNN. Same products, another order of summation. With
-    ``bf16`` set, weights and inputs are rounded to bf16, and so is the result before ``add`` is added.
+    """``x @ weight.T + bias`` of fp32 tensors, weights packed by oneDNN. Same products, another order of summation.
+    With ``bf16`` set, weights and inputs are rounded to bf16, and so is the result before ``add`` is added.
 
     Several layers that read the same input are multiplied at once, their outputs side by side: every product has costs
     beside its bytes, which small ones do not repay.
@@ -64,8 +64,8 @@ class PackedLinear(nn.Module):
 
 
 def _pack(*weights: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The packed form of ``weights``, stacked, in ``dtype``; kept on the first tensor itself, so that engines which share
-    a model share it too.
+    """The packed form of ``weights``, stacked, in ``dtype``; kept on the first tensor itself, so that engines which
+    share a model share it too.
 
     Packed anew when a weight has changed, in place (an optimiser's step) or by another tensor in its ``data``.
     """

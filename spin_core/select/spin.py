@@ -88,31 +88,28 @@ class Spin(Greedy):
         rates, price = self.rates(views), self._price(views)
         known = np.where(np.isinf(rates), 0, rates)
         known /= 1 + known * price
-        waiting, unproven = self._waiting(), self._unproven()
-        if self.own_devices and np.isfinite(rates[:, self.open & ~waiting]).all():
+        unproven = self._unproven()
+        waiting = self._waiting(unproven)
+        if self.own_devices and np.isfinite(rates[:, self.open]).all():
             weights = self._together(views, price)
         else:
             weights = untried_first(np.where(np.isinf(rates), rates, known), self.rng)
-        explores = self.epochs.tick(math.ceil(min(self.drafters, MAX_TRIES) / len(views)))
-        if not (explores or unproven.any()):
-            return weights
         second = self.goodput or self.ledger.common_rate(len(views))       # what a second is worth, in tokens
         may = self._affordable(views, price, second, unproven) & ~waiting
         weights = np.where(unproven & ~may, weights.min() - 1, weights)
-        if not explores:
-            return weights
-        steps = self.ledger.steps[self.ledger.rows(v.request for v in views)]
-        drawn = drawn_first(weights, steps, self.none, self.rng)
-        return np.where(may & self._may_pay(views, known, price), drawn, weights)
+        if self.epochs.tick(math.ceil(min(self.drafters, MAX_TRIES) / len(views))):
+            steps = self.ledger.steps[self.ledger.rows(v.request for v in views)]
+            drawn = drawn_first(weights, steps, self.none, self.rng)
+            return np.where(may & self._may_pay(views, known, price), drawn, weights)
+        return weights
 
     def _unproven(self) -> ndarray:
-        """Drafters in their first steps, bool ``[arms]``. None where each has a device of its own: a try costs the
-        other requests nothing there."""
+        """Drafters in their first steps, bool ``[arms]``; none if all have devices of their own: there a try is free."""
         return (self.totals[0] < ALONE) & (np.arange(len(self.arms)) != self.none) & (not self.own_devices)
 
-    def _waiting(self) -> ndarray:
+    def _waiting(self, unproven: ndarray) -> ndarray:
         """Drafters that have not had their first try yet and must wait for it, bool ``[arms]``."""
-        new = (self.totals[0] == 0) & self.open & self._unproven()
+        new = (self.totals[0] == 0) & self.open & unproven
         begun = np.count_nonzero(np.delete(self.totals[0], self.none))
         new[np.flatnonzero(new)[:max(0, MAX_TRIES - begun)]] = False
         if new.any() and self.trial_cost <= TRIAL_SHARE * self.served:
@@ -176,14 +173,13 @@ class Spin(Greedy):
         with the least to read."""
         may = (price <= MAX_SWITCH_COST / worth) & ~unproven
         few = np.flatnonzero(~may.all(0))
-        if len(few):
-            # tokens stand for the seconds of a drafter whose reading has no known speed yet
-            tokens = np.array([[v.context * (v.current != arm) for arm in self.arms] for v in views], float)
-            unread = np.where(price.any(0), price, tokens)
-            for arm in self.rng.permutation(few):
-                row = unread[:, arm].argmin()
-                may[row, arm] = True
-                unread[row] = np.inf        # a request explores one drafter
+        unread = price.copy()
+        for arm in few[~price[:, few].any(0)]:      # the speed of its reading is not known: tokens instead of seconds
+            unread[:, arm] = [v.context * (v.current != self.arms[arm]) for v in views]
+        for arm in self.rng.permutation(few):
+            row = unread[:, arm].argmin()
+            may[row, arm] = True
+            unread[row] = np.inf        # a request explores one drafter
         return may
 
     def _price(self, views: Sequence[RequestView]) -> ndarray:
@@ -208,8 +204,7 @@ class Spin(Greedy):
         chance = (accepted + 1) / (tested + self.ledger.tested[rows, arms] + 2)
         lengths = np.arange(1, self.gamma.max(initial=1) + 1)
         gains = speed_up(chance[:, None], lengths, (own / np.where(drafted > 0, drafted, 1) / share)[:, None])
-        return np.where(drafted > 0, np.minimum(lengths[gains.argmax(1)], self.gamma[arms]),
-                        np.minimum(1, self.gamma[arms]))
+        return np.minimum(np.where(drafted > 0, lengths[gains.argmax(1)], 1), self.gamma[arms])
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         arms = self.arms_of(outcomes)
@@ -219,8 +214,7 @@ class Spin(Greedy):
             self.trial_cost += sum(o.draft_seconds + o.verify_seconds - o.plain_seconds
                                    for o, new in zip(outcomes, unproven) if new)
             # the pass of an unproven drafter, which drafts for one request, counts as if half of the batch shared it
-            sharing = max(1.0, len(outcomes) / 2)
-            outcomes = [o._replace(draft_seconds=o.draft_seconds / sharing) if new else o
+            outcomes = [o._replace(draft_seconds=o.draft_seconds / max(1.0, len(outcomes) / 2)) if new else o
                         for o, new in zip(outcomes, unproven)]
         _, tokens, own, tested = self.ledger.add(outcomes, arms)
         self.totals *= self.keep ** np.bincount(arms, minlength=len(self.arms))

@@ -29,8 +29,8 @@ def test_everyone_sits_in_one_group_and_no_group_is_empty(items, count, policy):
 def test_balanced_keeps_grahams_bound(seconds, count):
     items = [Item(draft=s, verify=s) for s in seconds]
     longest = max(sum(seconds[i] for i in group) for group in split(items, count))
-    best = min(max(sum(s for s, g in zip(seconds, seats) if g == k) for k in range(count))
-               for seats in itertools.product(range(count), repeat=len(seconds)))
+    best = min(max(sum(s for s, g in zip(seconds, groups_of) if g == k) for k in range(count))
+               for groups_of in itertools.product(range(count), repeat=len(seconds)))
     assert longest <= best * (4 / 3 - 1 / (3 * count)) + 1e-9
 
 

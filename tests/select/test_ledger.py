@@ -51,11 +51,11 @@ def test_rates_are_those_of_the_present_batch(tried, now):
 def test_an_arm_tried_alone_is_not_taken_for_a_slow_one():
     """Request 0 tries "b" while it is alone, and the batch has "a" when it is full; b brings more in any batch."""
     selector = make("spin", ["a", "b"], explore=0, prior=0.0)
-    seats = [RequestView(r, 9, 20, 8) for r in range(9)]
+    views = [RequestView(r, 9, 20, 8) for r in range(9)]
     for _ in range(3):
         selector.observe(outcomes(9, 2, 1, "a"))
         selector.observe(outcomes(1, 2, 2, "b"))
-    assert selector.assign(seats)[0].drafter == "b"
+    assert selector.assign(views)[0].drafter == "b"
 
 
 @given(st.floats(.05, .95), st.floats(.01, 2.0), st.integers(1, 8))
@@ -77,10 +77,10 @@ def test_spin_drafts_as_many_tokens_as_pay(alpha, cost, gamma):
 
 def test_a_request_whose_drafts_hold_drafts_more_than_its_neighbour():
     selector = make("spin", ["a"], gamma=8, shorten=True)
-    seats = [RequestView(r, 9, 20, 8) for r in range(2)]
+    views = [RequestView(r, 9, 20, 8) for r in range(2)]
     for _ in range(20):
         selector.observe([Outcome(r, "a", 4, 4 - 4 * r, 5 - 4 * r, .01, .08, 10, .16, .05) for r in range(2)])
-    holds, fails = selector.lengths(seats, np.array([0, 0]))
+    holds, fails = selector.lengths(views, np.array([0, 0]))
     assert holds > 4 > fails >= 1
 
 
@@ -94,11 +94,11 @@ def test_a_request_alone_tries_every_drafter_when_it_explores():
     assert sorted(tried) == ["a", "b", "c", "d", "e"]
 
 
-def served(selector, seats: list[RequestView], tokens: dict[str, int], steps: int) -> list[dict]:
+def served(selector, views: list[RequestView], tokens: dict[str, int], steps: int) -> list[dict]:
     """Steps in which a drafter always brings as many tokens; the choices."""
     log = []
     for _ in range(steps):
-        log.append(selector.assign(seats))
+        log.append(selector.assign(views))
         selector.observe([Outcome(r, c.drafter, c.gamma, tokens[c.drafter] - 1, tokens[c.drafter], .001, .05, 3, .05,
                                   .05) for r, c in log[-1].items()])
     return log

@@ -32,11 +32,11 @@ def serve(selector, steps: int, batch: int = 4, capacities=None, **more) -> list
     """A few steps of requests that never end."""
     log = []
     for step in range(steps):
-        seats = [RequestView(r, step, step + 5, 8, found={"ngram": 3 * (r % 2)}) for r in range(batch)]
-        choices = selector.assign(seats, capacities)
+        views = [RequestView(r, step, step + 5, 8, found={"ngram": 3 * (r % 2)}) for r in range(batch)]
+        choices = selector.assign(views, capacities)
         log.append(choices)
         selector.observe([outcome(r, c, accepted=r % 3, **more) for r, c in choices.items()])
-        wishes = selector.probe(seats)
+        wishes = selector.probe(views)
         selector.scored([Scored(r, name, [1.0, math.nan, 0.0]) for r, names in wishes.items() for name in names])
     return log
 
@@ -69,23 +69,23 @@ def test_who_is_retired_in_mid_step_is_not_listened_to(policy):
     for retiring in (False, True):
         selector, wishes = build(policy), set()
         for request in range(60):
-            seats = [RequestView(request, 16, 20, 80)]
-            selector.observe([outcome(request, selector.assign(seats)[request])])
+            views = [RequestView(request, 16, 20, 80)]
+            selector.observe([outcome(request, selector.assign(views)[request])])
             if retiring and request == 20:
                 wishes.clear()
                 selector.retire("a")
-            wishes.update(*selector.probe(seats).values())
+            wishes.update(*selector.probe(views).values())
         asked.append(wishes)
     assert "a" in asked[0] and "a" not in asked[1]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_order_of_the_seats_does_not_matter(policy):
+def test_the_order_of_the_views_does_not_matter(policy):
     one, other = build(policy, seed=3), build(policy, seed=3)
     for step in range(15):
-        seats = [RequestView(r, step, step + 5, 8) for r in range(6)]
-        choices = one.assign(seats, {"b": 2})
-        assert choices == other.assign(seats[::-1], {"b": 2})
+        views = [RequestView(r, step, step + 5, 8) for r in range(6)]
+        choices = one.assign(views, {"b": 2})
+        assert choices == other.assign(views[::-1], {"b": 2})
         for selector in (one, other):
             selector.observe([outcome(r, c, accepted=r) for r, c in sorted(choices.items())])
 
@@ -95,10 +95,10 @@ def test_the_order_of_the_seats_does_not_matter(policy):
                                  dict(seconds=-1.0), dict(seconds=0.0)])
 def test_failures_and_impossible_seconds_are_not_learned(policy, bad):
     taught, other = build(policy, seed=1), build(policy, seed=1)
-    seats = [RequestView(r, 0, 5, 8) for r in range(4)]
+    views = [RequestView(r, 0, 5, 8) for r in range(4)]
     for _ in range(10):
-        choices = taught.assign(seats)
-        assert choices == other.assign(seats)
+        choices = taught.assign(views)
+        assert choices == other.assign(views)
         good = [outcome(r, c, accepted=r) for r, c in choices.items()]
         taught.observe([*good, *(outcome(r, c, accepted=8, **bad) for r, c in choices.items())])
         other.observe(good)
@@ -117,8 +117,8 @@ def test_near_the_end_no_draft_is_longer_than_can_be_of_use(policy):
 def test_a_drafter_that_would_find_nothing_is_not_chosen(policy):
     selector = build(policy, seed=2)
     for step in range(60):
-        seats = [RequestView(r, step, step + 5, 8, found={"a": 0, "b": r % 2}) for r in range(4)]
-        choices = selector.assign(seats)
+        views = [RequestView(r, step, step + 5, 8, found={"a": 0, "b": r % 2}) for r in range(4)]
+        choices = selector.assign(views)
         assert all(c.drafter != "a" and (c.drafter != "b" or r % 2) for r, c in choices.items())
         selector.observe([outcome(r, c, accepted=1) for r, c in choices.items()])
 
@@ -130,12 +130,12 @@ def test_learners_find_a_drafter_that_is_far_better(policy):
     counts = dict.fromkeys([*ARMS, NONE], 0)
     rng = np.random.default_rng(0)
     for step in range(400):
-        seats = [RequestView(r, step, step + 5, 8) for r in range(4)]
-        for request, (drafter, gamma) in selector.assign(seats).items():
+        views = [RequestView(r, step, step + 5, 8) for r in range(4)]
+        for request, (drafter, gamma) in selector.assign(views).items():
             accepted = gamma if drafter == "b" and rng.random() < .95 else 0
             counts[drafter] += 1
             selector.observe([Outcome(request, drafter, gamma, accepted, accepted + 1, .001 * gamma, .01, 8, .08)])
-        wishes = selector.probe(seats)
+        wishes = selector.probe(views)
         selector.scored([Scored(r, n, [float(n == "b")] * 3) for r, names in wishes.items() for n in names])
     assert counts["b"] == max(counts.values())
     assert counts["b"] > 1600 * (.4 if policy in ("exp3", "hedge") else .6)
@@ -171,11 +171,11 @@ def books(selector) -> dict[str, dict]:
 def test_a_request_that_left_is_forgotten(policy):
     selector, used = build(policy), set()
     for request in range(200):
-        seats = [RequestView(request, 16, 20, 80)]     # far enough to be listened to
+        views = [RequestView(request, 16, 20, 80)]     # far enough to be listened to
         for _ in range(2):
-            choice = selector.assign(seats)[request]
+            choice = selector.assign(views)[request]
             selector.observe([outcome(request, choice)])
-            wishes = selector.probe(seats)
+            wishes = selector.probe(views)
             selector.scored([Scored(r, name, [1.0, 0.0]) for r, names in wishes.items() for name in names])
         used |= {name for name, book in books(selector).items() if list(book) == [request]}
         selector.finish(request)

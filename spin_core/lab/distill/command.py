@@ -28,8 +28,8 @@ def add_arguments(parser) -> None:
     parser.add_argument("--budget-minutes", type=float, default=60.0,
                         help="minutes for the data and the training together (default 60)")
     parser.add_argument("--answer-tokens", type=int, default=400_000,
-                        help="tokens of answers to train on; fewer if 40 %% of the budget runs out; 0: only the data that "
-                             "are there (default 400000)")
+                        help="tokens of answers to train on; fewer if 40 %% of the budget runs out; 0: only the data "
+                             "that are there (default 400000)")
     parser.add_argument("--steps", type=int, help="training steps, instead of what the budget allows")
     parser.add_argument("--forever", action="store_true",
                         help="train until SIGTERM or Ctrl-C, on the data there are and those that appear")

@@ -231,8 +231,8 @@ class DrafterTrainer:
 
 
 def generalist(out: Path, recipe: Recipe) -> dict | None:
-    """The checkpoint in ``out`` of the drafter that differs from ``recipe`` only in learning from all kinds of text, with
-    ``recipe`` in it; None if there is none."""
+    """The checkpoint in ``out`` of the drafter that differs from ``recipe`` only in learning from all kinds of text,
+    with ``recipe`` in it; None if there is none."""
     for path in sorted(out.glob("*.pt")):
         state = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
         if state.get("recipe", {}) == asdict(replace(recipe, kind=None)):

@@ -1,9 +1,9 @@
 """What SPIN is compared with: other policies, drafters that vote, and today's kernel without padding.
 
 ``bandits`` and ``hedge`` choose drafters in other ways, ``minions`` adapts draft lengths and lets drafters ``vote``;
-``spin_full`` goes beyond the paper, with the ``survival`` model of drafts; ``groups`` forms micro-batches in other ways,
-``flex`` attends without padding. Importing this package makes their names known to the engine, which does so when one
-is first asked for (:func:`spin_core.names.load_rivals`). To add one, write its file and name it here.
+``spin_full`` goes beyond the paper, with the ``survival`` model of drafts; ``groups`` forms micro-batches in other
+ways, ``flex`` attends without padding. Importing this package makes their names known to the engine, which does so when
+one is first asked for (:func:`spin_core.names.load_rivals`). To add one, write its file and name it here.
 """
 
 from spin_core.decompose.steps import STEPS

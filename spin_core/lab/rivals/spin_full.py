@@ -1,8 +1,9 @@
 """Selection beyond the paper: full information, a shared prior, and draft positions that compete for a budget.
 
 SPIN's bandit learns one number per request and drafter. This policy keeps a survival model of drafts
-(:mod:`spin_core.lab.rivals.survival`) and a model of the seconds of passes (:class:`spin_core.select.costs.AffineCost`),
-both learned while serving, and maximises the tokens per second of the *whole batch*:
+(:mod:`spin_core.lab.rivals.survival`) and a model of the seconds of passes
+(:class:`spin_core.select.costs.AffineCost`), both learned while serving, and maximises the tokens per second of the
+*whole batch*:
 
 * drafters. A drafter's pass costs much the same for one request as for many. So all sets of drafters are compared, each
   request with its best drafter in the set, and the best set wins;

@@ -105,8 +105,8 @@ class System:
             raise ValueError(f"simulate: capacities need a selector; {policy!r} drafts for every request")
         for name, places in (capacities or {}).items():
             if name not in policy.arms or not isinstance(places, Integral) or places < 0:
-                raise ValueError(f"simulate: capacities: {name!r} cannot have {places!r} places: give a whole number for "
-                                 f"one of {', '.join(policy.arms)}")
+                raise ValueError(f"simulate: capacities: {name!r} cannot have {places!r} places: give a whole number "
+                                 f"for one of {', '.join(policy.arms)}")
         self.recording, self.costs, self.policy = recording, costs, policy
         self.fixed = _clipped(recording, policy, gamma) if isinstance(policy, str) else None
         self.by_length, self.reads_prompts, self.free_reading = by_length, reads_prompts, free_reading

@@ -19,7 +19,7 @@ PROMPTS = ["abc", "bdfhjlnprt", "ababab", "e", "aabbccddeeffgghh"] * 3
 def test_spin_tries_them_all_and_greedy_text_is_plain_decoding(policy, pipeline, monkeypatch):
     # left to itself it leaves out what cannot pay, and with models so small that is nearly everything
     monkeypatch.setattr(Spin, "_may_pay", lambda self, views, rates, price: np.ones_like(rates, bool))
-    monkeypatch.setattr(Spin, "_waiting", lambda self: np.zeros(len(self.arms), bool))
+    monkeypatch.setattr(Spin, "_waiting", lambda self, unproven: np.zeros_like(unproven))
     engine = Engine(tiny.family(), selector=policy, arms=ARMS, max_batch=4, pipeline=pipeline)
     requests = engine.generate(PROMPTS, SamplingParams(max_new_tokens=20, stop_ids=()))
     for request in requests:

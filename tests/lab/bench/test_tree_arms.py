@@ -31,8 +31,8 @@ def test_what_a_selector_learns_of_a_tree_is_its_depth_not_its_nodes():
     told = []
 
     class Listening(Selector):
-        def weights(self, seats):
-            return np.array([[1.0, 0.0]] * len(seats))      # always the tree
+        def weights(self, views):
+            return np.array([[1.0, 0.0]] * len(views))      # always the tree
 
         def learn(self, outcomes):
             told.extend(outcomes)

@@ -55,9 +55,9 @@ def test_the_budget_goes_to_the_requests_that_use_it():
     selector = make("spin-full", ["a"], cost=Passes((1, 100), (1.0, 3.0)))
     rng = np.random.default_rng(0)
     for step in range(300):
-        seats = [RequestView(r, step, step + 9, 8) for r in range(2)]
+        views = [RequestView(r, step, step + 9, 8) for r in range(2)]
         outcomes = []
-        for request, (drafter, gamma) in selector.assign(seats).items():
+        for request, (drafter, gamma) in selector.assign(views).items():
             accepted = int(np.cumprod(rng.random(8) < (.95, .3)[request]).sum().clip(0, gamma))
             outcomes.append(Outcome(request, drafter, gamma, accepted, accepted + 1, .01 * gamma, .5, 4, 1.1))
         selector.observe(outcomes)

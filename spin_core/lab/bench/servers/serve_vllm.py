@@ -1,7 +1,7 @@
 """vLLM's CPU build as a peer of ``bench peers``: a program for an environment in which vLLM is installed, not ours.
 
-It reads one JSON object a line, ``{"prompts": token ids, "max_new_tokens", "temperature", "stop": ids}``, and answers each
-with one, ``{"tokens": token ids}``; its first line tells its version.
+It reads one JSON object a line, ``{"prompts": token ids, "max_new_tokens", "temperature", "stop": ids}``, and answers
+each with one, ``{"tokens": token ids}``; its first line tells its version.
 """
 
 import json
