@@ -126,12 +126,14 @@ def capacity(places: Sequence[int], goodput: Mapping[str, Sequence[float]], *, t
 @styled
 def live(goodput: Mapping[str, tuple[Sequence[float], Sequence[float]]],
          lost: Mapping[str, tuple[Sequence[float], Sequence[float]]], shares: np.ndarray, arms: Sequence[str],
-         shift: float | None, *, title: str = "") -> Figure:
+         shift: float | None, *, title: str = "", setting: str = "") -> Figure:
     """A replay as a story: goodput and seconds lost by tokens written, and the drafters' shares.
 
     ``shares [windows, arms]``: of "spin". ``shift``: tokens after which the workload changes.
+    ``setting``: a line above.
     """
     figure, (a, b, c) = canvas(3.6, 1, 3)
+    figure.suptitle(setting, fontsize=10, color=GREY)
     others = [n for n in goodput if n not in POLICY]
     for ax, lines in ((a, goodput), (b, lost)):
         for name, (x, y) in lines.items():

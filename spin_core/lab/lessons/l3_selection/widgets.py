@@ -14,7 +14,7 @@ GAMMAS = {"reads": 4, "copies": 4}
 
 def story(requests: int, shift: bool, explore: int, first: int, prior: float, capacity: int) -> tuple[Figure, dict]:
     """spin, spin-full and every fixed drafter on a made-up workload, against oracle-request; and the drawn curves by
-    policy: tokens written, tokens per second."""
+    policy: tokens written, tokens per second. The picture names the setting: two settings may give the same curves."""
     recording = lesson.shifting(requests, shift)
     room = dict.fromkeys(recording.arms, capacity)
     _, oracle = lesson.ceiling(recording, GAMMAS, capacities=room)
@@ -26,8 +26,10 @@ def story(requests: int, shift: bool, explore: int, first: int, prior: float, ca
     share = runs["spin"].goodput / oracle.goodput
     lost = {n: lesson.seconds_lost(r, oracle) for n, r in runs.items()}
     rates = {n: w[:2] for n, w in windows.items()}
+    setting = (f"{requests} requests{', which shift in the middle' * shift}; steps: explore {explore}, first epoch "
+               f"{first}, prior {prior:g}; places: {capacity}")
     return plots.live(rates, lost, windows["spin"][2], runs["spin"].arms, half,
-                      title=f"spin has {share:.0%} of the oracle"), rates
+                      title=f"spin has {share:.0%} of the oracle", setting=setting), rates
 
 
 class Story(Panel):
