@@ -69,7 +69,8 @@ def show_page(name: str, data: dict, picture: bytes, alt: str) -> None:
 
 
 def animated(figures: Iterable[Figure], seconds: float, dpi: int = 72) -> bytes:
-    """The figures one after another as a PNG that plays for ever; the last stays three times as long."""
+    """The figures one after another as a PNG that plays for ever; the last stays three times as long, and is what a
+    viewer shows that plays none."""
     frames = []
     for figure in figures:
         pixels = io.BytesIO()
@@ -79,8 +80,8 @@ def animated(figures: Iterable[Figure], seconds: float, dpi: int = 72) -> bytes:
     colours = frames[-2].quantize(24, dither=Picture.Dither.NONE)     # a moment in which all kinds of tokens are seen
     frames = [frame.quantize(palette=colours, dither=Picture.Dither.NONE) for frame in frames]
     out, each = io.BytesIO(), 1000 * seconds / len(frames)
-    frames[0].save(out, "PNG", save_all=True, append_images=frames[1:], loop=0,
-                   duration=[each] * (len(frames) - 1) + [3 * each])
+    frames[-1].save(out, "PNG", save_all=True, append_images=frames, default_image=True, loop=0,
+                    duration=[each] * (len(frames) - 1) + [3 * each])
     return out.getvalue()
 
 

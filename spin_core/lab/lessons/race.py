@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +23,7 @@ TWO, THREE = (bench.PLAIN, bench.ONE), (bench.PLAIN, bench.ONE, bench.SPIN)
 KINDS = {"accepted": look.GREEN, "own": look.SKY, "drafted": look.ORANGE}
 FRAMES = 20             # of the animated picture
 TASK = "Before you press play: which words will the drafter guess wrong?"
+PROMPT = re.compile(r"prompt \S+: (.+)", re.S)          # of the recording's notes
 
 
 def recorded(directory: str | Path | None = None) -> Stored:
@@ -69,9 +72,10 @@ def wrong(these: Sequence[dict]) -> str:
     return f"{these[1]['about']} guessed {len(pairs)} tokens wrong. The first of them: {', '.join(pairs[:8])}."
 
 
-def numbers(these: Sequence[dict], about: str) -> dict:
-    """What the page is made of."""
-    return dict(lanes=these, title=finding(these), why=why(these), about=about, task=TASK, answer=wrong(these))
+def numbers(these: Sequence[dict], about: str, prompt: str = "") -> dict:
+    """What the page is made of; ``prompt``: the text that the lanes answer."""
+    return dict(lanes=these, title=finding(these), prompt=prompt, why=why(these), about=about, task=TASK,
+                answer=wrong(these))
 
 
 def show(names: Sequence[str] = TWO, *, save: str | None = None, directory: str | Path | None = None) -> None:
@@ -82,36 +86,41 @@ def show(names: Sequence[str] = TWO, *, save: str | None = None, directory: str 
     found = recorded()
     these = lanes(found.rows, names)
     said = finding(these)
+    prompt = next((m[1] for m in map(PROMPT.fullmatch, found.notes) if m), "")
     if save:
-        figures.save(save, picture(these), [dict(
+        figures.save(save, picture(these, prompt=prompt), [dict(
             label=f"{lane['name']}, tokens by seconds", kind="measured", provenance=found.origin,
             x=np.cumsum([s["seconds"] for s in lane["steps"]]), y=np.cumsum([len(s["emitted"]) for s in lane["steps"]]))
             for lane in these], finding=f"{said}. {why(these)}", directory=directory or folder(),
             caption="One answer on one clock. Coloured: drafted and accepted, and the target's own tokens.")
     end = max(lane["seconds"] for lane in these)
-    moving = pages.animated([picture(these, at) for at in np.linspace(0.04, 1, FRAMES) * end], min(12.0, max(5.0, end)))
+    moving = pages.animated([picture(these, at, prompt) for at in np.linspace(0.04, 1, FRAMES) * end],
+                            min(12.0, max(5.0, end)))
     threads = found.origin.get("threads")
     about = (f"measured on {found.origin.get('gpu') or found.origin.get('cpu') or found.machine}, {threads} "
              f"thread{'s' * (threads != 1)}, {(found.origin.get('date') or '')[:10]}")
-    pages.show_page("race", numbers(these, about), moving, said)
+    pages.show_page("race", numbers(these, about, prompt), moving, said)
 
 
 @look.styled
-def picture(these: Sequence[dict], now: float | None = None) -> Figure:
-    """The lanes after ``now`` seconds; None: at the end."""
+def picture(these: Sequence[dict], now: float | None = None, prompt: str = "") -> Figure:
+    """The lanes after ``now`` seconds, None: at the end; above them the ``prompt``."""
     end = max(lane["seconds"] for lane in these)
     now = end if now is None else now
     size = 9.5
     columns = int(look.characters(size, 0.98 * look.WIDTH)) - 1
     lines = 1 + max(len(_wrap([(t, "") for s in lane["steps"] for t in s["emitted"]], columns)) for lane in these)
-    rows = 3.2 + len(these) * (lines + 1)
+    top = 1.9 + bool(prompt)
+    rows = top + 1.3 + len(these) * (lines + 1)
     figure = Figure(figsize=(look.WIDTH, 0.24 * rows))
     ax = figure.add_axes((0.01, 0, 0.98, 1))
     ax.set(xlim=(0, columns), ylim=(rows, 0))
     ax.axis("off")
     ax.text(0, 0.8, finding(these) if now >= end else f"{now:.1f} s", weight="bold", size=11, va="center")
+    if prompt:
+        ax.text(0, 1.9, textwrap.shorten(f"Prompt: {prompt}", columns, placeholder=" …"), size=9.5, va="center", style="italic")
     for row, lane in enumerate(these):
-        _lane(ax, lane, now, 1.9 + row * (lines + 1), columns, size)
+        _lane(ax, lane, now, top + row * (lines + 1), columns, size)
     x = 1
     for kind, word in (("accepted", "drafted, accepted"), ("own", "the target's own"), ("drafted", "being verified")):
         ax.text(x, rows - 0.6, word, size=9, va="center",
@@ -163,7 +172,8 @@ def live(family, names: Sequence[str] = TWO, *, tokens: int = 32) -> VBox:
     def race(work: Work) -> pages.HTML | None:
         asked, others = bench.prompts()
         rows = bench.record(family, asked.messages, others, tokens=tokens, say=work.say)
-        return None if work.stopped else pages.page("race", numbers(lanes(rows, names), "measured here, just now"))
+        return None if work.stopped else pages.page("race", numbers(lanes(rows, names), "measured here, just now",
+                                                                      asked.text))
 
     return pages.live(race, "race now, on this machine",
                       f"serves the prompt three times, {tokens} tokens each, in turns")

@@ -13,12 +13,13 @@ from spin_core.lab.results import figures
 @dataclass(frozen=True)
 class Stored:
     """``rows`` of a benchmark from one ``machine`` (its folder's name), and the values of its report's ``bars`` by
-    name; ``origin``: the provenance of the numbers."""
+    name; ``origin``: the provenance of the numbers; ``notes``: the report's."""
 
     machine: str
     rows: list[dict]
     bars: dict[str, float | None]
     origin: dict
+    notes: tuple[str, ...] = ()
 
 
 def stored(benchmark: str, wanted: Callable[[dict], bool] = lambda row: True,
@@ -39,7 +40,7 @@ def stored(benchmark: str, wanted: Callable[[dict], bool] = lambda row: True,
         date, machine = report.get("date") or "", path.parent.name
         if rows and date >= newest.get(machine, ("",))[0]:
             bars = {bar["name"]: bar["value"] for bar in report.get("bars", ())}
-            newest[machine] = date, Stored(machine, rows, bars, origin(report))
+            newest[machine] = date, Stored(machine, rows, bars, origin(report), tuple(report.get("notes", ())))
     return [found for _, found in newest.values()]
 
 

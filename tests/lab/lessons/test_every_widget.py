@@ -173,9 +173,9 @@ def numbers(page) -> dict:
 def test_the_pages_open_as_their_stored_pictures_end(monkeypatch):
     picture, page = stored_picture(monkeypatch, "race")
     data, moving = numbers(page), Image.open(io.BytesIO(picture))
-    assert race.finding(data["lanes"]) == data["title"]             # the page opens at the start; the film ends so
+    assert data["prompt"] and race.finding(data["lanes"]) == data["title"]      # the page opens at the start
     moving.seek(moving.n_frames - 1)
-    end = Image.open(io.BytesIO(look.png(race.picture(data["lanes"]), dpi=72))).convert("RGB")
+    end = Image.open(io.BytesIO(look.png(race.picture(data["lanes"], prompt=data["prompt"]), dpi=72))).convert("RGB")
     difference = np.abs(np.asarray(moving.convert("RGB"), int) - np.asarray(end, int)).mean()
     assert moving.size == end.size and difference < 3               # of 255: the film has fewer colours
     picture, page = stored_picture(monkeypatch, "selection")

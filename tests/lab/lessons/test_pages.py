@@ -65,7 +65,10 @@ def test_a_moving_picture_moves(rows):
     lanes = race.lanes(rows)
     end = max(lane["seconds"] for lane in lanes)
     picture = Image.open(io.BytesIO(pages.animated([race.picture(lanes, at * end) for at in (0.1, 0.5, 1)], 3.0)))
-    assert picture.format == "PNG" and picture.n_frames == 3
+    assert picture.format == "PNG" and picture.n_frames == 4 and picture.default_image
+    first = np.asarray(picture.convert("RGB"))          # what a viewer shows that plays nothing: the end
+    picture.seek(3)
+    assert np.array_equal(first, np.asarray(picture.convert("RGB")))
 
 
 def test_a_page_keeps_its_numbers_and_no_text_ends_its_script():

@@ -30,7 +30,7 @@ const play = make("button", {title: "play or pause (space)", onclick: () => run(
 const clock = make("input", {type: "range", min: 0, max: 1000, value: 0, "aria-label": "time", title: "drag the clock (arrow keys: 2 %)",
   oninput: () => { now = end * clock.value / 1000; draw(); }});
 const time = make("span", {class: "mono", id: "time"});
-body.append(make("h3", {}, data.title), make("p", {}, data.why), make("p", {class: "soft"}, data.about),
+body.append(make("h3", {}, data.title), make("p", {id: "prompt"}, make("b", {}, "Prompt: "), data.prompt), make("p", {}, data.why), make("p", {class: "soft"}, data.about),
   make("p", {class: "task"}, data.task),
   make("div", {class: "controls"}, play,
     make("button", {title: "to the start (Home)", onclick: () => { now = 0; draw(); }}, "restart"),

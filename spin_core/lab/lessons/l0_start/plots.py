@@ -37,8 +37,8 @@ def system() -> Figure:
     _arrow(ax, (86.3, 38), (23.5, 38), "arc3,rad=0.09")
     ax.text(55, 41.6, "what was accepted teaches the selector; the next step begins", ha="center", va="center", size=9,
             color="#555555")
-    ax.text(1.2, 22.3, "The pipeline (lesson 5): while the target verifies one half of the batch, the other half is "
-                       "being drafted for.", size=10, va="center", weight="bold")
+    ax.text(1.2, 22.3, "The pipeline (lesson 5): while the target verifies one half of the batch, the drafters draft "
+                       "for the other half.", size=10, va="center", weight="bold")
     for row, (stage, colour) in enumerate((("draft", ORANGE), ("verify", BLUE))):
         y = 13.5 - 7 * row
         ax.text(8, y + 2.4, stage, ha="right", va="center", size=10)

@@ -175,7 +175,7 @@ def _overlap(ax: Axes, here: Place) -> None:
         ax.bar(one, (q - shared)[:-1], 1, bottom=shared[:-1], color=tint(Q_COLOUR, 0.35),
                label="q above p: rejected")
         ax.bar(x[-1], max(p[-1], q[-1]), 1, color=tint(GREY, 0.3),
-               label=f"all other tokens: {shared[-1]:.0%} of the {shared.sum():.0%}")
+               label=f"all other tokens: {100 * shared[-1]:.0f} of the {shared.sum():.0%}")
         ax.stairs(q, edges, color=Q_COLOUR, linewidth=2.2, label="q, the drafter")
     else:
         ax.bar(x, p, 1, color=tint(P_COLOUR, 0.25), label="nothing is drafted here: the target draws from p")
@@ -350,8 +350,8 @@ def acceptance_by_request(values: Mapping[str, Sequence[float]], groups: Sequenc
                      f"{names[second]} for {share[second]:.0%}", size=10)
     figure.axes[0].set_ylabel("tokens per verification")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(names),
-                  title="mark: the best drafter (of equal ones, the first), by which requests are sorted; "
-                        "grey: down to the worst", title_fontsize=9)
+                  title="a column: one request, sorted by its best drafter (the mark; of equal ones the first); "
+                        "grey: down to its worst", title_fontsize=9)
     return figure
 
 
@@ -371,8 +371,9 @@ def speed(gain: Mapping[str, tuple[Sequence[float], Sequence[float]]], theory: t
     for i, (name, (values, errors)) in enumerate(gain.items()):
         colour, marker = look(name, i)
         left.errorbar(x, values, errors, color=colour, marker=marker, capsize=3, label=name)
-        left.plot(list(here[name]), list(here[name].values()), marker, linestyle="none", color=colour,
-                  markerfacecolor="white", zorder=5, label=f"{name}, this run")
+        own = np.array(list(here[name])) + (-.12 if i else .12)         # beside the recorded marks
+        left.plot(own, list(here[name].values()), marker, linestyle="none", color=colour, markerfacecolor="white",
+                  zorder=5, label=f"{name}, this run")
     drafter, (values, _) = next(iter(gain.items()))
     best = int(np.argmax(values))
     left.set(xlabel="γ, drafted tokens per step (0: plain decoding)", ylabel="speed-up over plain decoding", xticks=x,
