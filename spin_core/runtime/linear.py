@@ -100,13 +100,20 @@ def pack_linears(model: nn.Module) -> int:
     return len(found)
 
 
+def can_round() -> bool:
+    """Whether oneDNN can multiply bf16 on this CPU at all: with AVX512 or AVX-NE-CONVERT."""
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
 def has_bf16() -> bool:
     """Whether this CPU has instructions that multiply bf16: AVX512-bf16 or AMX."""
     return any(getattr(torch.cpu, name, bool)() for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
 
 
 def round_products(model: nn.Module) -> None:
-    """Let every packed product of ``model`` multiply in bf16."""
+    """Let every packed product of ``model`` multiply in bf16. ValueError on a CPU that cannot."""
+    if not can_round():
+        raise ValueError("bf16 products need a CPU with AVX512 or AVX-NE-CONVERT, which this one lacks")
     for module in model.modules():
         packed = [module.product] if isinstance(module, PackedLinear) else \
             getattr(vars(module).get("forward"), "products", ())        # of a fused layer

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
-from spin_core.runtime.linear import PackedLinear, Product, can_pack, pack_linears, round_products
+from spin_core.runtime import linear as products
+from spin_core.runtime.linear import PackedLinear, Product, can_pack, can_round, pack_linears, round_products
 
 pytestmark = pytest.mark.skipif(not can_pack(torch.empty(1)), reason="this torch has no packed products")
 sizes = st.sampled_from([1, 3, 8, 17, 64, 111])
@@ -36,6 +37,13 @@ def test_products_are_those_of_f_linear(rows, inputs, outputs, bias, seed):
         assert_same(PackedLinear(plain), plain, torch.randn(1, rows, inputs))
 
 
+def test_a_cpu_without_products_in_bf16_says_so(monkeypatch):
+    monkeypatch.setattr(products, "can_round", lambda: False)
+    with pytest.raises(ValueError, match="bf16 products need a CPU with AVX512"):
+        round_products(nn.Sequential(PackedLinear(linear())))
+
+
+@pytest.mark.skipif(not can_round(), reason="this CPU cannot multiply in bf16")
 @settings(max_examples=30, deadline=None)
 @given(rows=st.integers(1, 40), inputs=sizes, outputs=sizes, bias=st.booleans(), seed=st.integers(0, 99))
 @torch.no_grad()
