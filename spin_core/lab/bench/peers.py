@@ -2,9 +2,12 @@
 
 Contenders decode one after the other, workload by workload, and our engines among themselves in turns of a few steps,
 since they are close. A ratio compares two contenders on what both have decoded in the same round; the table shows
-medians over rounds. Every contender decodes a few tokens first, to warm up; those that choose drafters a batch of
-prompts of the train split, because SPIN learns while it serves. ``same_text`` is the share of greedy texts that equal
-those of ``generate``: in fp32 products of other shapes round differently, and a near tie may then fall the other way.
+medians over rounds. The prompts fill the batch ``--waves`` times, and a request that ends makes room for the next, as
+in a service: a single batch would last as long as its slowest request, whatever the others gain. Every contender
+decodes a few tokens first, to warm up; those that choose drafters a batch of other prompts of the test split, because
+SPIN learns while it serves (drafters learned from answers of the train split: there they are too good). ``same_text``
+is the share of greedy texts that equal those of ``generate``: in fp32 products of other shapes round differently, and a
+near tie may then fall the other way.
 
 Four cases share ``--budget-seconds``: batch 1 and 8, greedy and temperature 1. Each has one round at least, and
 further ones while there is time. Engines live through all rounds of a case, as a service would: what SPIN learns it
@@ -55,7 +58,8 @@ def add_arguments(parser) -> None:
     parser.add_argument("--batch", type=positive, nargs="+", default=[1, 8], help="batch sizes (default 1 8)")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0], help="(default 0 1)")
     parser.add_argument("--workloads", nargs="+", default=list(NAMES), help=f"(default {' '.join(NAMES)})")
-    parser.add_argument("--prompts", type=positive, default=2, help="prompts of each workload at batch 1 (default 2)")
+    parser.add_argument("--prompts", type=positive, default=2, help="prompts of each workload at least (default 2)")
+    parser.add_argument("--waves", type=positive, default=2, help="batches of prompts of each workload (default 2)")
     parser.add_argument("--max-new-tokens", type=positive, default=32)
     parser.add_argument("--fixed", type=fixed_drafter, nargs="+", default=["default"], metavar="default|all|NAME:GAMMA",
                         help="fixed drafters (default: the family's and ngram, each at its best stored gamma; all: "
@@ -111,10 +115,11 @@ def measure(args, whole: Report) -> None:
     end = time.monotonic() + args.budget_seconds
     for done, (batch, temperature) in enumerate(cases):
         stop = time.monotonic() + max(0.0, end - time.monotonic()) / (len(cases) - done)
-        count = max(args.prompts, batch)
+        count = max(args.prompts, args.waves * batch)
         prompts = {name: [family.encode(p.messages) for p in load_workload(name, "test", limit=count)]
                    for name in args.workloads}
-        before = [family.encode(p.messages) for p in load_workload(SLOW, "train", limit=max(8, batch))]
+        before = [tokens for p in load_workload(SLOW, "test")
+                  if (tokens := family.encode(p.messages)) not in sum(prompts.values(), [])][:max(8, batch)]
         here = field_of(family, batch, temperature, args)
         params = SamplingParams(temperature, max_new_tokens=args.max_new_tokens, seed=0)
         try:
