@@ -80,13 +80,3 @@ def rates(tested: Sequence[int], accepted: Sequence[int]) -> list[float | None]:
 def one_rate(tested: Sequence[int], accepted: Sequence[int]) -> float | None:
     """One alpha for all places together; None where nothing was tested."""
     return rates([sum(tested)], [sum(accepted)])[0]
-
-
-def proportion_interval(hits, trials, z: float = 1.96):
-    """Wilson's interval for a proportion, about 95 % at z = 1.96: ``(low, high)``; [0, 1] of 0 trials."""
-    hits, trials = np.asarray(hits, float), np.asarray(trials, float)
-    n = np.maximum(trials, 1)
-    centre = (hits / n + z * z / (2 * n)) / (1 + z * z / n)
-    half = z * np.sqrt(hits / n * (1 - hits / n) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    none = trials == 0
-    return np.where(none, 0, np.clip(centre - half, 0, 1)), np.where(none, 1, np.clip(centre + half, 0, 1))

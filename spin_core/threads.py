@@ -40,13 +40,6 @@ def _waiting_chosen(environ: dict[str, str]) -> bool:
     return any(name in environ for name in (*WAITING, "KMP_BLOCKTIME"))
 
 
-def setting(environ: dict[str, str] = os.environ) -> dict[str, str]:
-    """What the environment says of threads, and whether we said so: {variable: "value (spin_core | environment)"}."""
-    ours = environ.get(OURS, "").split()
-    return {name: f"{environ[name]} ({'spin_core' if name in ours else 'environment'})"
-            for name in (*COUNTS, *WAITING) if name in environ}
-
-
 def free_cores() -> int:
     """Cores that this process may use and that other programs leave idle now; at least 1."""
     import psutil

@@ -79,13 +79,3 @@ def test_position_counts_look_at_the_accepted_and_the_rejected_only():
     assert theory.rates([4, 0], [1, 0]) == [0.25, None]
     assert theory.one_rate(tested, accepted) == 8 / 10
     assert theory.one_rate([0, 0], [0, 0]) is None
-
-
-def test_proportion_interval_covers_the_truth_about_95_times_in_100():
-    truth, trials = 0.3, 40
-    hits = np.random.default_rng(1).binomial(trials, truth, 4000)
-    low, high = theory.proportion_interval(hits, trials)
-    assert 0.93 < np.mean((low <= truth) & (truth <= high)) < 0.97
-    assert [float(x) for x in theory.proportion_interval(0, 0)] == [0, 1]
-    low, high = theory.proportion_interval([0, 10], [10, 10])
-    assert low[0] == pytest.approx(0, abs=1e-12) and high[1] == pytest.approx(1) and high[0] < 0.35

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from spin_core import threads
+from spin_core.lab.provenance import threads_set
 
 PASSIVE = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}
 
@@ -48,7 +49,7 @@ def test_a_child_decides_anew_and_knows_what_the_user_said(monkeypatch):
     monkeypatch.setattr(threads, "free_cores", lambda: 1)
     threads.prepare(environ)
     assert environ["OMP_NUM_THREADS"] == "1" and environ["OMP_WAIT_POLICY"] == "active"
-    assert threads.setting(environ) == {"OMP_NUM_THREADS": "1 (spin_core)", "OMP_WAIT_POLICY": "active (environment)"}
+    assert threads_set(environ) == {"OMP_NUM_THREADS": "1 (spin_core)", "OMP_WAIT_POLICY": "active (environment)"}
 
 
 def test_nothing_is_set_when_torch_is_loaded(monkeypatch):

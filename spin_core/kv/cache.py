@@ -32,11 +32,6 @@ class SlotCache:
         self.reach = [0] * slots        # how far each slot was ever written since it was empty
         self.max_len = max_len
 
-    @property
-    def bytes_per_token(self) -> int:
-        """Bytes that one token of one request occupies, keys and values of all layers, as long as rings hold it."""
-        return sum(store.shape[1] * store.shape[3] * store.element_size() for store in (*self.k, *self.v))
-
     def check_room(self, slot: int, new_tokens: int) -> None:
         """Raise ValueError when ``new_tokens`` do not fit behind what ``slot`` holds."""
         need = self.lengths[slot] + new_tokens

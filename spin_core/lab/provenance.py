@@ -6,6 +6,7 @@ import functools
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -47,12 +48,19 @@ def here() -> dict[str, Any]:
     return {
         **_hardware(),
         "threads": torch.get_num_threads(),
-        "threads_set": threads.setting(),
+        "threads_set": threads_set(),
         "bf16_drafts": has_bf16(),
         "versions": {"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
         "commit": STARTED_FROM,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
+
+
+def threads_set(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What the environment says of threads, and whether we said so: {variable: "value (spin_core | environment)"}."""
+    ours = environ.get(threads.OURS, "").split()
+    return {name: f"{environ[name]} ({'spin_core' if name in ours else 'environment'})"
+            for name in (*threads.COUNTS, *threads.WAITING) if name in environ}
 
 
 def version(package: str) -> str | None:

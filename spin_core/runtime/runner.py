@@ -14,8 +14,6 @@ from spin_core.runtime.loading import DRAFT, prepare
 from spin_core.runtime.parts import in_parts
 from spin_core.runtime.states import record_states
 
-LAST = -1       # among layers: what the head reads, behind the last norm
-
 
 class ModelRunner:
     """Runs ``model`` on a :class:`SlotCache` of its own.
@@ -65,11 +63,6 @@ class ModelRunner:
     @attention.setter
     def attention(self, attention) -> None:
         self.ready.attentions[self.ready.base] = attention
-
-    @property
-    def num_layers(self) -> int:
-        """How many layers keep keys and values."""
-        return len(self.ready.needs)
 
     @property
     def longest_draft(self) -> int:

@@ -34,12 +34,6 @@ def opened(path: Path):
         raise ValueError(f"{path}: not a complete safetensors file ({error})") from error
 
 
-def to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """``weight [rows, columns]`` as int8, and the float32 ``[rows]`` that each row is to be multiplied by."""
-    scale = (weight.float().abs().amax(1) / 127).clamp(min=1e-12)
-    return (weight.float() / scale[:, None]).round().to(torch.int8), scale
-
-
 def build(kind: type[nn.Module], config, own: dict[str, Tensor], borrowed: dict[str, Tensor], path: Path) -> nn.Module:
     """A drafter of ``kind`` with its ``own`` tensors and those ``borrowed`` from the target, in eval mode.
 

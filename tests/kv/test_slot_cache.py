@@ -66,13 +66,6 @@ def test_rings_keep_the_window_and_what_a_pass_may_add():
     assert cache.lengths[1] == 0, "token 9 has been overwritten: the text is read anew"
 
 
-@pytest.mark.parametrize("dtype, size", [(torch.float32, 4), (torch.float64, 8), (torch.bfloat16, 2)])
-def test_bytes_per_token(dtype, size):
-    cache = SlotCache(3, slots=7, kv_heads=2, max_len=11, head_dim=5, dtype=dtype)
-    assert cache.bytes_per_token == 2 * 3 * 2 * 5 * size
-    assert cache.bytes_per_token * 7 * 11 == sum(t.numel() * t.element_size() for t in cache.k + cache.v)
-
-
 def test_a_chain_counts_on_from_its_prefix():
     batch = RaggedBatch.build(torch.arange(6), slots=[4, 1, 0], counts=[3, 1, 2], prefix=[0, 7, 2])
     assert batch.positions.tolist() == [0, 1, 2, 7, 2, 3]

@@ -150,7 +150,7 @@ def test_a_bucket_gathers_no_more_entries_than_it_attends_to():
     runner = ModelRunner(tiny.family().target, 2, tiny.MAX_CONTEXT)
     with Watch():
         graphs.Graphs(runner).forward([0], [1], [1], [0])
-    assert gathered == [graphs.SHORTEST] * 2 * runner.num_layers and graphs.SHORTEST < tiny.MAX_CONTEXT
+    assert gathered == [graphs.SHORTEST] * 2 * len(runner.cache.k) and graphs.SHORTEST < tiny.MAX_CONTEXT
 
 
 def test_several_micro_batches_replay_graphs(monkeypatch):

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from spin_core.pipeline.heuristic import BUDGET_SHARE, Heuristic, Load
-from spin_core.lab.simulate.micro_batches import split_time, throughput
-from spin_core.lab.simulate.micro_batches import steady
+from spin_core.lab.simulate.micro_batches import split_time, steady
 
 EIGHT = Load(8, 100, {"a": 8})
 LOSING = [10, 6, 5, 4, 3, 2.5, 2.2, 2]
@@ -56,8 +55,8 @@ def test_within_three_percent_of_the_best_fixed_count(curve, noise, seed):
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.floats(0.2, 5), st.floats(0, 1), st.floats(0, 1), st.integers(0, 2**20))
 def test_on_the_curves_of_the_two_stage_pipeline(draft, draft_fixed, verify_fixed, seed):
-    curve = [8 * throughput(draft, 1, m, draft_fixed=draft_fixed, verify_fixed=verify_fixed, batch=8)
-             for m in range(1, 9)]
+    shares = [[len(range(i, 8, m)) / 8 for i in range(m)] for m in range(1, 9)]
+    curve = [8 / steady(split_time(draft, draft_fixed, parts), split_time(1, verify_fixed, parts)) for parts in shares]
     heuristic = Heuristic(8)
     serve(heuristic, curve, 800, noise=0.02, seed=seed)
     rising = next((m for m in range(1, 8) if curve[m] < curve[m - 1] * 0.97), 8)

@@ -9,9 +9,8 @@ import tiny
 from hypothesis import given, strategies as st
 
 from spin_core.engine import Engine
-from spin_core.lab.simulate.micro_batches import split_time, throughput
+from spin_core.lab.simulate.micro_batches import split_time, steady
 from spin_core.pipeline.executor import Executor
-from spin_core.lab.simulate.micro_batches import steady
 from spin_core.pipeline.reference import simulate
 from spin_core.pipeline.schedule import DRAFT, STAGES, VERIFY, Schedule, Span
 from spin_core.request import SamplingParams
@@ -71,11 +70,14 @@ def test_splitting_costs_what_does_not_scale():
     assert split_time(8, 0, [0.25] * 4) == [2] * 4
     assert split_time(8, 1, [0.25] * 4) == [8] * 4
     assert split_time(8, 0.5, [0.5, 0.5]) == [6, 6]
-    free = [throughput(1, 1, m) for m in (1, 2, 4)]
-    dear = [throughput(1, 1, m, draft_fixed=0.6, verify_fixed=0.6) for m in (1, 2, 4, 8)]
-    assert free[0] == pytest.approx(0.5) and free[1] == pytest.approx(1) == pytest.approx(free[2])
-    assert dear[1] > dear[0] and dear[3] < dear[0], "first it pays, then it does not"
-    assert throughput(1, 1, 2, batch=3) == pytest.approx(0.75), "two of three requests in one group"
+
+    def seconds(fixed: float, shares: list[float]) -> float:
+        return steady(*[split_time(1, fixed, shares)] * 2)
+
+    free, dear = ([seconds(fixed, [1 / m] * m) for m in (1, 2, 4, 8)] for fixed in (0, 0.6))
+    assert free[0] == pytest.approx(2) and free[1] == pytest.approx(1) == pytest.approx(free[2])
+    assert dear[1] < dear[0] and dear[3] > dear[0], "first it pays, then it does not"
+    assert seconds(0, [2 / 3, 1 / 3]) == pytest.approx(4 / 3), "two of three requests in one group"
 
 
 def test_spans_that_overlap_count_once_and_windows_cut():

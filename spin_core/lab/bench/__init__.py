@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from types import ModuleType
 
+import numpy as np
+
 from spin_core.lab import provenance
 from spin_core.files import save_json
 
@@ -88,6 +90,16 @@ def _text(value) -> str:
 def half_interval(values: Sequence[float]) -> float:
     """Half of the 95 % interval of their mean; NaN for a single one."""
     return float(1.96 * statistics.stdev(values) / len(values) ** .5) if len(values) > 1 else float("nan")
+
+
+def proportion_interval(hits, trials, z: float = 1.96):
+    """Wilson's interval for a proportion, about 95 % at z = 1.96: ``(low, high)``; [0, 1] of 0 trials."""
+    hits, trials = np.asarray(hits, float), np.asarray(trials, float)
+    n = np.maximum(trials, 1)
+    centre = (hits / n + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * np.sqrt(hits / n * (1 - hits / n) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    none = trials == 0
+    return np.where(none, 0, np.clip(centre - half, 0, 1)), np.where(none, 1, np.clip(centre + half, 0, 1))
 
 
 def at_least(least: int) -> Callable[[str], int]:

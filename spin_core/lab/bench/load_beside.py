@@ -22,7 +22,7 @@ from spin_core.lab.bench import Bar, Report
 from spin_core.lab.bench.distributed import launch
 
 BATCH = 8
-PLAIN, PIPELINE, PROCESSES = PROGRAMS = "plain", "pipeline", "two processes"
+PLAIN, _, PROCESSES = PROGRAMS = "plain", "pipeline", "two processes"
 DEFAULT = {"OMP_WAIT_POLICY": "active", "OMP_NUM_THREADS": str(os.cpu_count())}     # how torch sets up its threads
 BUSY = "while True: pass"
 PATIENCE = 30       # seconds that a program may take for its first step and its last

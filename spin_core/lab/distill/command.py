@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from spin_core.files import check_writable, locked, save_json
 from spin_core.lab.distill import corpus, train
@@ -16,7 +17,6 @@ from spin_core.lab.distill.generate import generate
 from spin_core.lab.distill.recipes import RECIPES, Recipe, source_layers
 from spin_core.lab.distill.table import TABLES, TableRecipe, training_part, write_table
 from spin_core.zoo.fed import LAST
-from spin_core.zoo.weights import to_int8
 
 COMPILED_FROM = 600     # seconds of training that repay compiling
 
@@ -128,6 +128,13 @@ def distill(family, recipes: dict[str, Recipe | TableRecipe], out: Path, *, budg
                   compiled=steps is None and seconds >= COMPILED_FROM)
         for name in models:
             export(family, out, name, out / name, speculators, tell=tell)
+
+
+def to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """``weight [rows, columns]`` as int8, and the float32 ``[rows]`` that each row is to be multiplied by, as
+    :func:`spin_core.zoo.weights.read` does."""
+    scale = (weight.float().abs().amax(1) / 127).clamp(min=1e-12)
+    return (weight.float() / scale[:, None]).round().to(torch.int8), scale
 
 
 def export(family, out: Path, name: str, folder: Path, speculators: bool = False, int8: bool = True,

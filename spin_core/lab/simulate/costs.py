@@ -131,9 +131,6 @@ class Roofline:
         copy = held / self.target.layers if padded and self.gathered else 0
         return self.target.parameters * BYTES[self.dtype] + held + copy + self.devices * self.hardware.reserve
 
-    def fits(self, lengths: Sequence[int]) -> bool:
-        return self.memory(lengths) <= self.devices * self.hardware.memory
-
 
 class Tables:
     """The same that was measured: a table per drafter and for "target", on one device that all share.

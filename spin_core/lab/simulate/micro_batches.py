@@ -20,17 +20,6 @@ def split_time(seconds: float, fixed: float, shares: Iterable[float]) -> list[fl
     return [seconds * (fixed + (1 - fixed) * share) for share in shares]
 
 
-def throughput(draft: float, verify: float, count: int, *, draft_fixed: float = 0.0, verify_fixed: float = 0.0,
-               batch: int | None = None) -> float:
-    """Batches served per second with ``count`` equal micro-batches, in the steady state.
-
-    ``draft`` and ``verify`` are seconds for the undivided batch. With ``batch`` given, its requests cannot be cut, so
-    the groups differ by one where ``count`` does not divide it.
-    """
-    shares = [1 / count] * count if batch is None else [len(range(i, batch, count)) / batch for i in range(count)]
-    return 1 / steady(split_time(draft, draft_fixed, shares), split_time(verify, verify_fixed, shares))
-
-
 def steady(draft: Sequence[float], verify: Sequence[float]) -> float:
     """Seconds per round once the pipeline is full.
 

@@ -5,6 +5,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,6 +29,16 @@ GREEDY = SamplingParams(max_new_tokens=6)
                                                    (None, ">= 1", None)])
 def test_a_bar_compares_its_value_with_its_target(value, target, holds):
     assert Bar("a", value, target).holds is holds
+
+
+def test_proportion_interval_covers_the_truth_about_95_times_in_100():
+    truth, trials = 0.3, 40
+    hits = np.random.default_rng(1).binomial(trials, truth, 4000)
+    low, high = bench.proportion_interval(hits, trials)
+    assert 0.93 < np.mean((low <= truth) & (truth <= high)) < 0.97
+    assert [float(x) for x in bench.proportion_interval(0, 0)] == [0, 1]
+    low, high = bench.proportion_interval([0, 10], [10, 10])
+    assert low[0] == pytest.approx(0, abs=1e-12) and high[1] == pytest.approx(1) and high[0] < 0.35
 
 
 def test_a_report_prints_a_table_and_then_its_bars(capsys):

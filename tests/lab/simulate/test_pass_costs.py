@@ -100,10 +100,14 @@ def test_memory_padded_runs_out_first():
     lengths = [60] * 31 + [900]
     big = 32 * 1900 // 32
     assert PADDED.memory(lengths) > PIECES.memory(lengths)
-    assert PIECES.fits(lengths) and PADDED.fits(lengths)
-    assert PIECES.fits([60] * 31 + [big]) and not PADDED.fits([60] * 31 + [big])
-    assert sum([500] * 64) <= PIECES.kv_room and PIECES.fits([500] * 64)
-    assert not PIECES.fits([PIECES.kv_room + 1])
+
+    def fits(costs, lengths) -> bool:
+        return costs.memory(lengths) <= costs.hardware.memory
+
+    assert fits(PIECES, lengths) and fits(PADDED, lengths)
+    assert fits(PIECES, [60] * 31 + [big]) and not fits(PADDED, [60] * 31 + [big])
+    assert sum([500] * 64) <= PIECES.kv_room and fits(PIECES, [500] * 64)
+    assert not fits(PIECES, [PIECES.kv_room + 1])
 
 
 @pytest.mark.parametrize("target, card", [(t, c) for t in TARGETS for c in ("V100-16GB", "V100-32GB")])

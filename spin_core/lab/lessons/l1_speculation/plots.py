@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from spin_core import theory as formulas
+from spin_core.lab.bench import proportion_interval
 from spin_core.lab.lessons.l1_speculation.steps import Place, Step
 from spin_core.lab.lessons.look import (
     BLUE, GREEN, GREY, INK, LIGHT, MONO, ORANGE, PURPLE, P_COLOUR, Q_COLOUR, RED, RESIDUAL_COLOUR, SKY, WIDTH,
@@ -305,7 +306,7 @@ def acceptance_by_position(counts: Mapping[str, Counts], *, here: Mapping[str, C
     for i, (name, both) in enumerate(counts.items()):
         (tested, accepted), (colour, marker) = map(np.asarray, both), look(name, i)
         seen = np.flatnonzero(tested)
-        x, low_high = seen + 1 + shifts[i], formulas.proportion_interval(accepted[seen], tested[seen])
+        x, low_high = seen + 1 + shifts[i], proportion_interval(accepted[seen], tested[seen])
         ax.vlines(x, *low_high, color=tint(colour, 0.55), linewidth=1.4)
         ax.plot(x, accepted[seen] / tested[seen], marker=marker, color=colour, markeredgecolor="white", label=name,
                 clip_on=False, zorder=3)

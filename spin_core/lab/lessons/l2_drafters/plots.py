@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from spin_core import theory
+from spin_core.lab.bench import proportion_interval
 from spin_core.lab.lessons.look import BLUE, GREY, INK, LIGHT, ORANGE, canvas, label, look, styled
 
 Curve = tuple[Sequence[float], Sequence[float]]
@@ -118,7 +118,7 @@ def best_share(share: Mapping[str, Mapping[str, float]], counts: Mapping[str, in
     name = max(share[last], key=share[last].get)
     said = f"{name} is the best for {share[last][name]:.0%} of the {last}"
     if last in counts:
-        low, high = theory.proportion_interval(share[last][name] * counts[last], counts[last])
+        low, high = proportion_interval(share[last][name] * counts[last], counts[last])
         said += f" ({low:.0%} to {high:.0%})"
     ax.set(ylabel="share of requests", xlabel="workload" + ("; narrow: this run" if here else ""), title=said)
     _stacked(at_scale, modelled, list(next(iter(modelled.values()))))

@@ -62,7 +62,7 @@ def verification_memory(lengths: Sequence[int], queries: int, costs: Costs, *, l
             step = step_class(strategy, cache)(made, batch, cache, heads, Workspace())
         step.attend(0, query, dim ** -0.5)
 
-    token = layers * cache.bytes_per_token
+    token = layers * 2 * heads.kv * dim * dtype.itemsize
     held = {"padded_view": count * widest * token}
     return {way: Memory(held.get(way, sum(lengths) * token), peak_bytes(lambda way=way: attend(way), device))
             for way in ("padded", "padded_view", "decomposed", "per_request")}
