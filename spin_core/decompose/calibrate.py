@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -20,7 +19,7 @@ from spin_core.decompose.attend import Workspace
 from spin_core.decompose.costs import FIELDS, Costs, Heads, typical, features
 from spin_core.decompose.plan import Plan, plan
 from spin_core.decompose.steps import step_class
-from spin_core.files import cache_dir
+from spin_core.files import cache_dir, save_json
 from spin_core.kv.batch import RaggedBatch
 from spin_core.kv.cache import SlotCache
 from spin_core.threads import cpu_name
@@ -61,10 +60,7 @@ def measured(device: torch.device, dtype: torch.dtype, kv: int, group: int, dim:
     if misfit >= GOOD:                                  # too busy to be measured; the next process may try
         return typical(dtype, Heads(kv, group), dim) if device.type == "cpu" else costs
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps({"key": key, "costs": asdict(costs)}, indent=1))
-        os.replace(temporary, path)
+        save_json(path, {"key": key, "costs": asdict(costs)})
     except OSError:
         pass                                            # then the next process measures again
     return costs

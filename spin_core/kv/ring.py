@@ -70,7 +70,6 @@ class RingCache(SlotCache):
         super().__init__(num_layers, slots, kv_heads, entries, head_dim, dtype, device)
         self.window, self.ahead, self.entries, self.max_len, self.sights = window, ahead, entries, max_len, sights or {}
         self.held = torch.full((slots, entries), -1, dtype=torch.int64)
-        self.reach = [0] * slots        # how far each slot was ever written since it was empty
 
     def truncate(self, slot: int, length: int) -> None:
         """Forget what lies beyond ``length`` tokens; everything, if more than ``ahead`` were written behind it."""

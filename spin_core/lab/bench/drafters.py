@@ -26,6 +26,7 @@ from spin_core.lab.bench.timing import timings
 from spin_core.lab.distill.evaluate import MAX_GAMMA, Scores, score
 from spin_core.lab.distill.states import States
 from spin_core.lab.simulate import acceptance
+from spin_core.lab.simulate.recording import verifications
 from spin_core.zoo.fed import FedModel
 
 DESCRIPTION = "every drafter's acceptance, cost and predicted speed-up by workload, and which is best for how many"
@@ -119,13 +120,8 @@ def agreement_by_place(family, scores: dict[str, list[Scores]], answers: Answers
 
 def _steps(view: View, gamma: int) -> list[tuple[int, int, bool]]:
     """(drafted, accepted, looked up) of every verification of an answer."""
-    at, out = 0, []
-    while at < len(view.drafted):
-        drafted = min(gamma, view.drafted[at], len(view.drafted) - at - 1)
-        accepted = min(drafted, view.accepted[at])
-        out.append((drafted, accepted, view.looked[at]))
-        at += accepted + 1
-    return out
+    return [(drafted, accepted, view.looked[at])
+            for at, drafted, accepted in verifications(view.drafted, view.accepted, gamma)]
 
 
 def measure_costs(family, context: int, repeats: int) -> tuple[dict[str, float], list[float]]:

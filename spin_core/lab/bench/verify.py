@@ -13,8 +13,7 @@ from itertools import product
 import torch
 
 from spin_core.lab.bench import Bar, Report, positive, verify_gpu
-from spin_core.lab.bench.timing import interleaved
-from spin_core.lab.bench.verify_cases import case, position_loop, textbook_loop
+from spin_core.lab.bench.verify_cases import case, position_loop, seconds_on_cpu
 from spin_core.verify import chain
 
 DESCRIPTION = "chain verification: the reference against loops on a CPU, the kernel against the memory's floor on a GPU"
@@ -53,8 +52,7 @@ def _on_cpu(vocabularies: list[int], batches: list[int], repeats: int) -> Report
         inputs = case(batch, vocab, torch.float32, "cpu", seed=0)
         verdict = chain.verify_chain(*inputs)
         same = [[t for t in row if t >= 0] for row in verdict.tokens.tolist()] == position_loop(*inputs)
-        seconds = interleaved({"reference": lambda: chain.verify_chain(*inputs), "loop": lambda: position_loop(*inputs),
-                               "textbook": lambda: textbook_loop(*inputs[:3])}, repeats)
+        seconds = seconds_on_cpu(inputs, repeats)
         report.rows.append({
             "vocab": vocab, "batch": batch, "reference_ms": seconds["reference"] * 1e3,
             "textbook_loop_ms": seconds["textbook"] * 1e3, "position_loop_ms": seconds["loop"] * 1e3,

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from spin_core.draft.base import Draft
+from spin_core.lab.bench.timing import interleaved
 from spin_core.randomness import ACCEPT, RESIDUAL, exponential_race, uniform
 from spin_core.request import SamplingParams
 from spin_core.sampling import SamplingBatch, probabilities
-from spin_core.verify import Verdict
+from spin_core.verify.chain import Verdict, verify_chain
 from spin_core.verify.textbook import accept_reject
 
 GAMMA = 4
@@ -35,6 +36,12 @@ def case(batch: int, vocab: int, dtype: torch.dtype, device, seed: int, accept_a
                   torch.arange(batch * GAMMA, device=device))
     return (scores.to(dtype), draft, SamplingBatch.from_params(params, device),
             torch.arange(batch, device=device) + 100)
+
+
+def seconds_on_cpu(inputs: tuple, repeats: int) -> dict[str, float]:
+    """Median seconds of a verification of :func:`case`, by the reference and by both loops."""
+    return interleaved({"reference": lambda: verify_chain(*inputs), "textbook": lambda: textbook_loop(*inputs[:3]),
+                        "loop": lambda: position_loop(*inputs)}, repeats)
 
 
 def needed_bytes(logits: Tensor, draft: Draft, verdict: Verdict) -> int:

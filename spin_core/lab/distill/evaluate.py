@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from spin_core.lab.distill.corpus import Shard
 from spin_core.lab.distill.states import States
 from spin_core.lab.distill.unroll import unroll
-from spin_core.lab.simulate.recording import MAX_GAMMA
+from spin_core.lab.simulate.recording import MAX_GAMMA, chains, verifications
 from spin_core.zoo.fed import FedModel
 
 
@@ -32,20 +32,13 @@ class Scores:
 
 
 def chain(hits: list[list[bool]], gamma: int, waits: bool = False) -> list[tuple[int, int]]:
-    """(drafted, accepted) of every verification of one answer: each emits the accepted tokens and one more.
+    """(drafted, accepted) of every verification of one answer, at most MAX_GAMMA tokens each.
 
     ``hits[d][t]``: token t is right when drafted as the (d + 1)-th of a chain; a drafter that does not care has one
-    row. No chain is longer than what remains but one, as in the engine.
+    row.
     """
-    length, at, out = len(hits[0]), 0, []
-    while at < length:
-        drafted = 0 if waits and at == 0 else min(gamma, length - at - 1)
-        accepted = 0
-        while accepted < drafted and hits[min(accepted, len(hits) - 1)][at + accepted]:
-            accepted += 1
-        out.append((drafted, accepted))
-        at += accepted + 1
-    return out
+    proposed = [0 if waits and at == 0 else MAX_GAMMA for at in range(len(hits[0]))]
+    return [(drafted, accepted) for _, drafted, accepted in verifications(proposed, chains(hits).tolist(), gamma)]
 
 
 def tokens_per_verification(scores: list[Scores], gamma: int) -> float:

@@ -7,7 +7,6 @@ stays in a file, a ring of fixed size: while it lasts, a text that comes again c
 from __future__ import annotations
 
 import json
-import os
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from spin_core.files import save_json
 from spin_core.lab.distill import fused, loss
 
 ROWS = 256          # of a vocabulary's logits at once: they stay in the processor's cache
@@ -137,9 +137,7 @@ class Store:
                 torch.from_numpy(self.log_z[first:first + count].copy()))
 
     def save(self) -> None:
-        partial = self.path.with_suffix(".partial")
-        partial.write_text(json.dumps({"at": self.at, "where": self.where}))
-        os.replace(partial, self.path.with_suffix(".json"))
+        save_json(self.path.with_suffix(".json"), {"at": self.at, "where": self.where})
 
     def _sum(self, row: int) -> int:
         return int(self.states[row].sum(dtype=np.int64))

@@ -20,7 +20,7 @@ import numpy as np
 from numpy import ndarray
 
 from spin_core.select.base import NONE, RequestView, Selector
-from spin_core.lab.simulate.recording import MAX_GAMMA, Recording
+from spin_core.lab.simulate.recording import MAX_GAMMA, Recording, verifications
 from spin_core.lab.simulate.replay import Replay, replay
 
 
@@ -85,15 +85,10 @@ def chain_counts(recording: Recording, arm: int, gamma: int) -> tuple[ndarray, n
     lookup, found = recording.arms[arm] in recording.lookups, recording.lookup_finds(recording.arms[arm])
     out = np.zeros((3, len(recording)))
     for r, (start, end) in enumerate(itertools.pairwise(recording.starts.tolist())):
-        at = start
-        steps = rows = passes = 0
-        while at < end:
-            asked = min(gamma, end - at - 1)
-            drafted = min(asked, proposed[at])
-            model = found is None or not found[at]
-            at += min(drafted, accepted[at]) + 1
-            steps, rows, passes = steps + 1, rows + drafted, passes + (asked > 0 if lookup else asked * model)
-        out[:, r] = steps, rows, passes
+        steps = verifications(proposed[start:end], accepted[start:end], gamma)
+        asked = [(start + at, min(gamma, end - start - at - 1)) for at, _, _ in steps]
+        passes = [n > 0 if lookup else n * (found is None or not found[at]) for at, n in asked]
+        out[:, r] = len(steps), sum(drafted for _, drafted, _ in steps), sum(passes)
     return out[0], out[1], out[2]
 
 

@@ -161,6 +161,20 @@ def memory_bound(recording: Recording, row: float = 0.004) -> Recording:
         "kind": "modelled", "costs": f"one-row passes as measured ({base * 1e3:.1f} ms), {row:.1%} more per row"})
 
 
+def verifications(proposed: Sequence[int], accepted: Sequence[int], gamma: int) -> list[tuple[int, int, int]]:
+    """(place, drafted, accepted) of every verification of an answer where, at every place, a chain of ``proposed``
+    tokens is there to be drafted and ``accepted`` of them would be: each emits the accepted tokens and one more.
+
+    At most ``gamma`` are drafted, and no more than what remains but one, as in the engine.
+    """
+    at, out = 0, []
+    while at < len(proposed):
+        drafted = min(gamma, proposed[at], len(proposed) - at - 1)
+        out.append((at, drafted, min(drafted, accepted[at])))
+        at += out[-1][2] + 1
+    return out
+
+
 def chains(hits: list[list[bool]]) -> ndarray:
     """Accepted tokens of a chain of ``MAX_GAMMA`` from every position ``[n]`` uint8.
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from spin_core.engine import Engine, Prompt
 from spin_core.lab.bench.drafters import ratio_error
-from spin_core.lab.simulate.recording import Recording
+from spin_core.lab.simulate.recording import Recording, verifications
 from spin_core.request import SamplingParams
 from spin_core.trace import Event
 
@@ -80,16 +80,10 @@ def recorded_counts(recording: Recording, places: int) -> dict[str, dict[str, tu
 
 def recorded_steps(recording: Recording, drafter: str, gamma: int) -> list[np.ndarray]:
     """(drafted, accepted) of every step ``[steps, 2]`` of each recorded answer, ``gamma`` tokens drafted all along."""
-    row, out = recording.arms.index(drafter), []
+    row = recording.arms.index(drafter)
     proposed, accepted = recording.proposed[row].tolist(), recording.accepted[row].tolist()
-    for start, end in itertools.pairwise(recording.starts.tolist()):
-        at, steps = start, []
-        while at < end:
-            drafted = min(gamma, end - at - 1, proposed[at])
-            steps.append((drafted, min(drafted, accepted[at])))
-            at += steps[-1][1] + 1
-        out.append(np.array(steps))
-    return out
+    return [np.array(verifications(proposed[start:end], accepted[start:end], gamma))[:, 1:]
+            for start, end in itertools.pairwise(recording.starts.tolist())]
 
 
 def recorded_speed(recording: Recording, drafter: str, gamma: int) -> tuple[float, float]:

@@ -9,10 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from spin_core.lab.bench.timing import interleaved
-from spin_core.lab.bench.verify_cases import case, position_loop, textbook_loop
+from spin_core.lab.bench.verify_cases import case, seconds_on_cpu
 from spin_core.lab.results.stored import stored
-from spin_core.verify import chain
 
 
 @contextmanager
@@ -58,15 +56,9 @@ def rows_read(call: Callable[[], object], *tensors: Tensor) -> list[list[float]]
 @torch.inference_mode()
 def on_cpu(cases: list[tuple[int, int]], repeats: int) -> dict[str, list[float]]:
     """Median milliseconds of each way to verify, for each (vocabulary, batch), four drafts each."""
-    ways: dict[str, list[float]] = {"torch reference": [], "textbook loop": [], "loop with our draws": []}
-    for vocab, batch in cases:
-        inputs = case(batch, vocab, torch.float32, "cpu", seed=0)
-        seconds = interleaved({"torch reference": lambda: chain.verify_chain(*inputs),
-                               "textbook loop": lambda: textbook_loop(*inputs[:3]),
-                               "loop with our draws": lambda: position_loop(*inputs)}, repeats)
-        for way, values in ways.items():
-            values.append(seconds[way] * 1e3)
-    return ways
+    seconds = [seconds_on_cpu(case(batch, vocab, torch.float32, "cpu", seed=0), repeats) for vocab, batch in cases]
+    names = {"reference": "torch reference", "textbook": "textbook loop", "loop": "loop with our draws"}
+    return {name: [one[way] * 1e3 for one in seconds] for way, name in names.items()}
 
 
 def on_gpus(directory: str | Path | None = None, drafts: str = "all accepted", dtype: str = "bfloat16") -> list[dict]:
