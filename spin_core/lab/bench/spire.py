@@ -57,13 +57,13 @@ def run(args) -> Report:
             runs = [("greedy", greedy, window) for window in args.window or WINDOWS]
             if group == "documents":
                 runs.append(("sampled", greedy.with_(temperature=1.0), "1/2"))
-            for distribution, params, window in runs:
+            for decoding, params, window in runs:
                 engine = Engine(family, f"sparse:target:{window}", args.gamma, max_batch=args.batch, pipeline="off",
                                 max_len=max(map(len, prompts)) + args.max_new_tokens)
                 requests = engine.generate(prompts, [params.with_(seed=seed) for seed in range(len(prompts))])
                 if failed := [r.error for r in requests if r.error]:
                     raise ValueError(f"{group}, window {window}: {failed[0]}")
-                rows.append({"texts": group, "law": distribution, "window": window, "prompts": len(prompts),
+                rows.append({"texts": group, "decoding": decoding, "window": window, "prompts": len(prompts),
                              "prompt_tokens": round(sum(map(len, prompts)) / len(prompts)), **agreement(engine)})
     half = [row["acceptance"] for row in rows if row.get("window") == "1/2" and row["texts"] == "documents"]
     return Report("spire", rows, [Bar("acceptance of the target's own sparse drafts on long documents, window half the "

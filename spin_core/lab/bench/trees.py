@@ -19,7 +19,7 @@ from spin_core.request import SamplingParams
 from spin_core.workloads import SETS as WORKLOADS
 
 DESCRIPTION = "token trees: SpecInfer's tables beside ours, width by batch, merged trees, Sequoia's shapes"
-PARTS = ("law", "match", "width", "rules", "merge", "shape", "map")
+PARTS = ("distance", "match", "width", "rules", "merge", "shape", "map")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,60 +47,60 @@ def run(args) -> Report:
 
 def measure(engine: Engine, prompts: dict[str, list], args) -> Report:
     """The parts of ``args.only`` with an idle ``engine``; ``prompts`` by workload."""
-    distributions = {"greedy": SamplingParams(max_new_tokens=args.max_new_tokens),
+    settings = {"greedy": SamplingParams(max_new_tokens=args.max_new_tokens),
                      "sampled": SamplingParams(temperature=1.0, max_new_tokens=args.max_new_tokens, seed=0)}
     mix = [prompt for each in zip(*prompts.values()) for prompt in each]
     report = Report("trees", [], notes=[
         f"{len(mix)} prompts of {len(prompts)} workloads, {args.max_new_tokens} tokens; sampled: temperature 1",
         "published: SpecInfer (arXiv 2305.09781), its models and data; tau = tokens per verification"])
 
-    def row(part: str, distribution: str, drafter: str, at, measured: float | trees.Estimate,
+    def row(part: str, decoding: str, drafter: str, at, measured: float | trees.Estimate,
             published: float | None = None) -> None:
         interval = {"low": measured.low, "high": measured.high} if isinstance(measured, trees.Estimate) else {}
-        report.rows.append({"part": part, "law": distribution, "drafter": drafter, "at": at,
+        report.rows.append({"part": part, "decoding": decoding, "drafter": drafter, "at": at,
                             "measured": getattr(measured, "value", measured), "published": published} | interval)
 
-    def tau(name: str, distribution: str, which: list | None = None) -> trees.Estimate:
+    def tau(name: str, decoding: str, which: list | None = None) -> trees.Estimate:
         which = mix if which is None else which
-        return trees.tokens_per_verification(trees.verifications(engine, name, which, distributions[distribution]))
+        return trees.tokens_per_verification(trees.verifications(engine, name, which, settings[decoding]))
 
     texts = {}
     if {"match", "shape"} & set(args.only):
-        for distribution in distributions:
-            seeded = [distributions[distribution].with_(seed=seed) for seed in range(len(mix))]
-            texts[distribution] = engine.generate(mix, seeded, drafter="ngram")
+        for decoding in settings:
+            seeded = [settings[decoding].with_(seed=seed) for seed in range(len(mix))]
+            texts[decoding] = engine.generate(mix, seeded, drafter="ngram")
     if "match" in args.only:
-        for distribution in distributions:
+        for decoding in settings:
             for name in args.drafters:
-                rates = trees.match_rates([trees.ranks(engine, name, [text]) for text in texts[distribution]])
-                for k, (rate, theirs) in enumerate(zip(rates, trees.PUBLISHED_MATCH[distribution]), 1):
-                    row("1: token among first k", distribution, name, k, rate, theirs)
+                rates = trees.match_rates([trees.ranks(engine, name, [text]) for text in texts[decoding]])
+                for k, (rate, theirs) in enumerate(zip(rates, trees.PUBLISHED_MATCH[decoding]), 1):
+                    row("1: token among first k", decoding, name, k, rate, theirs)
 
-    if "law" in args.only:
+    if "distance" in args.only:
         rules = verify_rules.LOSSLESS | verify_rules.BIASED
         found = {name: verify_rules.measure(rule)[0] for name, rule in rules.items()}
         for name, distance in found.items():
-            row("law: distance from p", "sampled", "six tokens", name, distance)
+            row("distance from p", "sampled", "six tokens", name, distance)
         report.bars += [Bar("distance from p of the allowed child rules, largest",
                             max(found[name] for name in verify_rules.LOSSLESS), "<= 1e-9"),
                         Bar("distance from p of the refused child rules against an earlier enumeration, "
                             "largest difference",
                             max(abs(found[name] - known) for name, known in verify_rules.DISTANCES.items()),
                             "<= 0.005")]
-        report.notes.append("law: the earlier enumeration's p and q were not kept; ours are chosen to reproduce it")
+        report.notes.append("distance: the earlier enumeration's p and q were not kept; ours reproduce it")
 
     first, second = args.drafters
     by_width: dict[int, float] = {}
     widest: trees.Estimate | None = None             # sampled: a row of tables 2 and 3
     if {"width", "map"} & set(args.only):
-        for distribution in distributions if "width" in args.only else ["greedy"]:
+        for decoding in settings if "width" in args.only else ["greedy"]:
             for width in args.width:
-                found = tau(f"tree:{first}:{trees.paper_shape(width)}", distribution)
-                if distribution == "greedy":
+                found = tau(f"tree:{first}:{trees.paper_shape(width)}", decoding)
+                if decoding == "greedy":
                     by_width[width] = found.value
                 elif width == max(args.width):
                     widest = found
-                row("2: tau by width", distribution, first, width, found, trees.PUBLISHED_TAU[distribution].get(width))
+                row("2: tau by width", decoding, first, width, found, trees.PUBLISHED_TAU[decoding].get(width))
     if "rules" in args.only:
         shape = trees.paper_shape(max(args.width))
         for drawing, label in (("independent", "multi-step"), ("without_replacement", "without replacement"),
@@ -121,7 +121,7 @@ def measure(engine: Engine, prompts: dict[str, list], args) -> Report:
     if "shape" in args.only:
         single = Engine(engine.family, "none", max_batch=1)
         few = {shape: trees.tokens_per_verification(
-                   trees.verifications(single, f"tree:{first}:{shape}", mix[:4], distributions["greedy"]))
+                   trees.verifications(single, f"tree:{first}:{shape}", mix[:4], settings["greedy"]))
                for shape in ("1,1,1", "2,1,1")}
         for shape, value in few.items():
             row("batch 1, equal depth", "greedy", first, shape, value)
@@ -139,7 +139,7 @@ def measure(engine: Engine, prompts: dict[str, list], args) -> Report:
         fastest = {}
         for batch in args.batch:
             served = Engine(engine.family, "none", max_batch=batch)
-            short = distributions["greedy"].with_(max_new_tokens=min(24, args.max_new_tokens), stop_ids=())
+            short = settings["greedy"].with_(max_new_tokens=min(24, args.max_new_tokens), stop_ids=())
             cost = {}
             for width in args.width:
                 name = f"tree:{first}:{trees.paper_shape(width)}"

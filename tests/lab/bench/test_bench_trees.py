@@ -29,18 +29,18 @@ def test_every_part_has_its_rows(report):
     count = {}
     for row in report.rows:
         count[row["part"]] = count.get(row["part"], 0) + 1
-    assert count == {"law: distance from p": 10, "1: token among first k": 20, "2: tau by width": 4,
+    assert count == {"distance from p": 10, "1: token among first k": 20, "2: tau by width": 4,
                      "3: tau by rule": 4, "merged trees 2,1,1": 9,
                      "batch 1, equal depth": 2, "best shape of 6 nodes": 3, "best shape of 14 nodes": 2,
                      "map: ms per token": 4}
-    assert all(row["measured"] > 0 for row in report.rows if not row["part"].startswith("law"))
+    assert all(row["measured"] > 0 for row in report.rows if not row["part"].startswith("distance"))
     assert {row["published"] for row in report.rows if row["part"].startswith("2")} == {2.95, 1.79, None}
 
 
 def test_match_rates_rise_with_k_and_bars_are_the_rows(report):
-    for distribution in ("greedy", "sampled"):
+    for decoding in ("greedy", "sampled"):
         for name in ("near", "subset"):
-            rates = [r["measured"] for r in report.rows if r["part"].startswith("1") and r["law"] == distribution and
+            rates = [r["measured"] for r in report.rows if r["part"].startswith("1") and r["decoding"] == decoding and
                      r["drafter"] == name]
             assert rates == sorted(rates) and rates[-1] <= 1
     merged = {(r["at"], r["drafter"]): r["measured"] for r in report.rows if r["part"].startswith("merged")}

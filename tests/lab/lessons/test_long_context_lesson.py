@@ -51,7 +51,7 @@ def test_pictures_and_widget_render(tmp_path):
                    plots.ladder(spire.ablation(), {}), plots.ladder(spire.ablation(), {"SPIRe": 1.5}),
                    plots.acceptance(rows, .9)):
         assert base.png(figure, 60)
-    sampled = rows[0] | {"law": "sampled", "acceptance": .91}
+    sampled = rows[0] | {"decoding": "sampled", "acceptance": .91}
     left = plots.acceptance([*rows[:1], sampled, rows[1]], .9, [rows[1] | {"acceptance": .75}, rows[0] | {"window": "1/8"}]).axes[0]
     (x,), (y,) = left.lines[0].get_data()
     assert (x, y) == (.75, left.get_yticks()[2]) and "sampled" in left.get_yticklabels()[1].get_text()

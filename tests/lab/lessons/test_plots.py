@@ -40,7 +40,7 @@ FIGURES = {
     "text of one word longer than a line": lambda: plots.text_by_fate(["x" * 300], ["replacement"]),
     "text of nothing": lambda: plots.text_by_fate([], []),
     "steps": lambda: plots.steps([REJECTING, ACCEPTING, CUT, PLAIN], title="t"),
-    "law": lambda: plots.outcomes(["a", "b"], [0.7, 0.3], {"one, two": [0.6, 0.4], "b": [0.1, 0.9]}, count=10,
+    "outcomes": lambda: plots.outcomes(["a", "b"], [0.7, 0.3], {"one, two": [0.6, 0.4], "b": [0.1, 0.9]}, count=10,
                              distances={"one, two": 0.1, "b": 0.6}, noise=0.2),
     "expected_tokens": lambda: plots.expected_tokens([1.4, 1.7, 1.9], [0.1] * 3, COUNTS, {1: 1.5, 3: 2}),
     "acceptance_by_position": lambda: plots.acceptance_by_position({"a": COUNTS, "none": ([0] * 3, [0] * 3)}),

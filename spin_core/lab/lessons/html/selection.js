@@ -41,7 +41,7 @@ const svg = (tag, attributes, ...children) => {
   element.append(...children);
   return element;
 };
-const matching = svg("svg", {width: 430, role: "img", "aria-label": "who drafts for whom"});
+const matching = svg("svg", {width: 430, role: "img", "aria-label": "the drafter of each request"});
 
 const jumps = {
   "first exploit": frame => frame.phase === "exploit",

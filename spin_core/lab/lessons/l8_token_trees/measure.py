@@ -147,10 +147,10 @@ def recorded(directory: str | Path | None = None) -> Recorded:
     for row in found.rows:
         part, at, value = row["part"], row["at"], Estimate(row["measured"], row.get("low"), row.get("high"))
         if part.startswith("1:"):
-            match.setdefault(row["law"], {}).setdefault(row["drafter"], []).append(value)
+            match.setdefault(row["decoding"], {}).setdefault(row["drafter"], []).append(value)
         elif part.startswith("2:"):
             drafter = row["drafter"]
-            tau.setdefault(row["law"], {})[at] = value
+            tau.setdefault(row["decoding"], {})[at] = value
         elif part.startswith("map:"):
             batch, width = (int(words.split()[1]) for words in at.split(", "))      # "batch 4, width 5"
             cost.setdefault(batch, {})[width] = value.value

@@ -169,7 +169,7 @@ def acceptance(rows: Sequence[Mapping], bar: float, here: Sequence[Mapping] = ()
                        color=INK, weight="bold")
         panel.grid(axis="y", visible=False)
     left.axvline(bar, color=INK, linewidth=1, linestyle=":", label=f"our bar: {bar:g}, documents, half of the context")
-    left.set(yticks=y, yticklabels=[f"{row['texts']}{', sampled' * (row.get('law') == 'sampled')}: sees {row['window']}"
+    left.set(yticks=y, yticklabels=[f"{row['texts']}{', sampled' * (row.get('decoding') == 'sampled')}: sees {row['window']}"
                                     + (" of it" if "/" in row["window"] else " tokens") for row in rows],
              ylim=(y[-1] + .6, -.6), xlim=(0, 1.05), xlabel="accepted, of the tested tokens (measured)")
     half = [row["acceptance"] for row in rows if _setting(row)[1:] == ("1/2", "greedy")] or [0.0]
@@ -182,7 +182,7 @@ def acceptance(rows: Sequence[Mapping], bar: float, here: Sequence[Mapping] = ()
 
 
 def _setting(row: Mapping) -> tuple:
-    return row["texts"], row["window"], row.get("law", "greedy")
+    return row["texts"], row["window"], row.get("decoding", "greedy")
 
 
 def _by_context(panel, contexts: Sequence[int]) -> None:
