@@ -140,9 +140,14 @@ class Model:
         return 2 * self.width + attention + 3 * self.width * self.ffn
 
     @property
+    def stack(self) -> int:
+        """Parameters of all layers: without embedding, final norm and head."""
+        return self.layers * self.layer
+
+    @property
     def read(self) -> int:
         """Parameters that a pass reads: layers, final norm, head. Of the embedding it reads a few rows only."""
-        return self.layers * self.layer + self.width + self.vocab * self.width
+        return self.stack + self.width + self.vocab * self.width
 
     @property
     def parameters(self) -> int:

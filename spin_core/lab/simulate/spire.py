@@ -26,31 +26,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from spin_core.lab.simulate.profiles import Model
+
 HOI = 600.0         # FLOP per byte, about an H100's with 8-bit numbers
 DRAFTED = 4         # k
 SINK, WINDOW = 1, 64
 
 
-@dataclass(frozen=True)
-class Body:
-    """A transformer without embedding and head. ``heads`` query heads, ``kv_heads`` key and value heads."""
-
-    layers: int
-    width: int
-    head_dim: int
-    ffn: int
-    heads: int = 8
-    kv_heads: int = 8
-
-    @property
-    def parameters(self) -> int:
-        """N: two norms, query, key, value and output projections, and a gated network per layer."""
-        attention = (2 * self.heads + 2 * self.kv_heads) * self.width * self.head_dim
-        return self.layers * (2 * self.width + attention + 3 * self.width * self.ffn)
-
-    def kv_bytes(self, batch: int, context: int) -> int:
-        """Bytes of keys and values of ``batch`` requests that each see ``context`` positions."""
-        return 2 * batch * context * self.layers * self.kv_heads * self.head_dim
+def body(layers: int, width: int, head_dim: int, ffn: int, heads: int = 8, kv_heads: int = 8) -> Model:
+    """A transformer without embedding and head: of a :class:`Model` only the layers count here."""
+    return Model("body", layers, width, heads, kv_heads, head_dim, ffn, note="arXiv 2504.06419")
 
 
 @dataclass(frozen=True)
@@ -63,7 +48,7 @@ class System:
     """
 
     name: str
-    body: Body
+    body: Model
     sparse: bool
     tau: dict[int, float]
     memory: bool = False
@@ -72,7 +57,7 @@ class System:
         """C_d: one drafted token for every request of the batch."""
         own = self.body
         feedback = 2 * own.layers * own.kv_heads * own.width * own.head_dim if self.memory else 0
-        return 2 * batch * (own.parameters + feedback)
+        return 2 * batch * (own.stack + feedback)
 
     def span(self, context: int, window: int | None = None) -> int:
         """Positions that a draft sees: all, a sink and an eighth of them, or a sink and a fixed
@@ -82,16 +67,16 @@ class System:
         return SINK + (context // 8 if window is None else window)
 
 
-TARGET = Body(8, 512, 128, 4096)
-VANILLA = System("vanilla", Body(4, 256, 64, 2048), False, {256: 2.637, 512: 2.647, 960: 2.644})
+TARGET = body(8, 512, 128, 4096)
+VANILLA = System("vanilla", body(4, 256, 64, 2048), False, {256: 2.637, 512: 2.647, 960: 2.644})
 MAGICDEC = System("MagicDec", TARGET, True, {256: 4.005, 512: 3.891, 960: 3.793})
-SPIRE = System("SPIRe", Body(2, 512, 128, 4096), True, {256: 3.427, 512: 3.401, 960: 3.382}, memory=True)
+SPIRE = System("SPIRe", body(2, 512, 128, 4096), True, {256: 3.427, 512: 3.401, 960: 3.382}, memory=True)
 SYSTEMS = (VANILLA, MAGICDEC, SPIRE)
 
-TARGET_70B = Body(80, 8192, 128, 28672, heads=64)       # Llama 3 70B
-SYSTEMS_70B = (System("vanilla", Body(32, 4096, 128, 14336, heads=32), False, VANILLA.tau),     # Llama 3 8B
+TARGET_70B = body(80, 8192, 128, 28672, heads=64)       # Llama 3 70B
+SYSTEMS_70B = (System("vanilla", body(32, 4096, 128, 14336, heads=32), False, VANILLA.tau),     # Llama 3 8B
                System("MagicDec", TARGET_70B, True, MAGICDEC.tau),
-               System("SPIRe", Body(20, 8192, 128, 28672, heads=64), True, SPIRE.tau, memory=True))
+               System("SPIRe", body(20, 8192, 128, 28672, heads=64), True, SPIRE.tau, memory=True))
 
 PUBLISHED = {"vanilla": 1.36, "MagicDec": 2.05, "SPIRe": 2.78}             # B = 64, L = 512
 PUBLISHED_70B = {"vanilla": 1.06, "MagicDec": 2.14, "SPIRe": 2.82}         # L = 65,536
@@ -109,7 +94,7 @@ ABLATION = {
 }
 
 
-def multiplier(system: System, batch: int, context: int, *, target: Body = TARGET, tau: float | None = None,
+def multiplier(system: System, batch: int, context: int, *, target: Model = TARGET, tau: float | None = None,
                drafted: int = DRAFTED, hoi: float = HOI, window: int | None = None) -> float:
     """Throughput over plain decoding. ``tau`` defaults to the published one of the nearest context length.
 
@@ -124,7 +109,7 @@ def multiplier(system: System, batch: int, context: int, *, target: Body = TARGE
     return tau / cost_ratio(system, batch, context, target=target, drafted=drafted, hoi=hoi, window=window)
 
 
-def cost_ratio(system: System, batch: int, context: int, *, target: Body = TARGET, drafted: int = DRAFTED,
+def cost_ratio(system: System, batch: int, context: int, *, target: Model = TARGET, drafted: int = DRAFTED,
                hoi: float = HOI, window: int | None = None) -> float:
     """Delta t: a step of drafting and verifying over a step of plain decoding."""
     plain, draft, verify = (p.time for p in passes(system, batch, context, target=target, drafted=drafted, hoi=hoi,
@@ -146,17 +131,18 @@ class Pass(NamedTuple):
         return max(self.arithmetic, self.weights + self.cache)
 
 
-def passes(system: System, batch: int, context: int, *, target: Body = TARGET, drafted: int = DRAFTED, hoi: float = HOI,
-           window: int | None = None) -> tuple[Pass, Pass, Pass]:
+def passes(system: System, batch: int, context: int, *, target: Model = TARGET, drafted: int = DRAFTED,
+           hoi: float = HOI, window: int | None = None) -> tuple[Pass, Pass, Pass]:
     """The three passes of the model: the target over one token, the draft over one token, the target verifying.
 
     MagicDec (arXiv 2408.11049) reads the gain off two ratios of their times, draft / plain and verify / plain, and the
     number of tokens per verification.
     """
-    flop, weights = 2 * target.parameters * batch, target.parameters * hoi
-    cache, own = target.kv_bytes(batch, context) * hoi, system.body
+    flop, weights = 2 * target.stack * batch, target.stack * hoi
+    own, per_token = system.body, batch * hoi       # one byte per value, as in fp8
+    cache = target.kv_bytes("fp8") * context * per_token
     return (Pass(flop, weights, cache),
-            Pass(system.flop(batch), own.parameters * hoi, own.kv_bytes(batch, system.span(context, window)) * hoi),
+            Pass(system.flop(batch), own.stack * hoi, own.kv_bytes("fp8") * system.span(context, window) * per_token),
             Pass((drafted + 1) * flop, weights, cache))
 
 

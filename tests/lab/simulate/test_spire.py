@@ -8,7 +8,7 @@ from spin_core.lab.simulate import spire
 
 
 def test_the_target_has_the_published_number_of_parameters():
-    assert spire.TARGET.parameters == 67_117_056
+    assert spire.TARGET.stack == 67_117_056
 
 
 @pytest.mark.parametrize("system", spire.SYSTEMS, ids=lambda s: s.name)

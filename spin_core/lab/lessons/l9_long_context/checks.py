@@ -13,7 +13,7 @@ def crossing(weights, cache_per_token, batch):
 check_crossing = Exercise(
     crossing, "All requests of a batch share the weights, and each has a cache of its own: the larger the batch, the "
     "sooner the cache takes most of the time.",
-    cases=[(body.parameters, body.kv_bytes(1, 1), batch) for batch in (1, 8, 64)
+    cases=[(body.stack, body.kv_bytes("fp8"), batch) for batch in (1, 8, 64)
            for body in (spire.TARGET, spire.VANILLA.body, spire.TARGET_70B)],
     rtol=0.001, atol=1, low=0,
     mistakes={
