@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from spin_core import zoo
 from spin_core.lab.bench import Bar, Report, positive
 from spin_core.lab.bench.answers import Answers, View, answer, pool, views_of
 from spin_core.lab.bench.timing import timings
@@ -63,8 +64,6 @@ class Judged:
 
 
 def run(args) -> Report:
-    from spin_core import zoo
-
     family = zoo.load("smollm2")
     answers = answer(family, args.limit, args.max_new_tokens, args.workload, args.turns)
     by = args.by or ("category" if args.workload else "workload")

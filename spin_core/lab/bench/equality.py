@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import torch
 
+from spin_core import zoo
 from spin_core.lab.bench import Bar, Report, positive
 from spin_core.engine import Engine
 from spin_core.request import SamplingParams
+from spin_core.workloads import load_workload
 
 DESCRIPTION = "greedy texts against transformers' generate, with the logit gap where they part"
 NEAR_TIE = 1e-3     # logits; rounding in fp32 moves them by about 1e-5, a wrong token would differ by far more
@@ -28,9 +30,6 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> Report:
-    from spin_core import zoo
-    from spin_core.workloads import load_workload
-
     family = zoo.load("smollm2", device=args.device)
     prompts = load_workload(args.workload, "test", limit=args.prompts)
     engine = Engine(family, args.drafter, args.gamma, max_batch=args.batch)

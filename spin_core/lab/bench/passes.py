@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import torch
 
+from spin_core import zoo
 from spin_core.lab import provenance
 from spin_core.lab.bench import Report, positive
 from spin_core.lab.bench.answers import pool
@@ -25,8 +26,6 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> Report:
-    from spin_core import zoo
-
     family = zoo.load("smollm2")
     rows = work_of(family, timings(family, pool(family)[0], {}, args.repeats, CONTEXTS))
     best = peaks(family, args.repeats)

@@ -28,6 +28,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from spin_core import zoo
 from spin_core.draft import DraftTable
 from spin_core.draft.pool import is_fed
 from spin_core.engine import Engine
@@ -46,7 +47,7 @@ from spin_core.lab.simulate.replay import replay
 from spin_core.request import SamplingParams
 from spin_core.select import NONE, make
 from spin_core.select.assigner import DEFAULT_GAMMA, DEFAULT_GAMMA_MODEL
-from spin_core.workloads import NAMES
+from spin_core.workloads import NAMES, load_workload
 
 DESCRIPTION = "the whole system against transformers (generate, assisted, continuous batching) and flashspec"
 TURN = 32               # steps: at the end of a turn a pipeline runs empty, which costs time
@@ -105,9 +106,6 @@ def run(args) -> Report:
 
 def measure(args, whole: Report) -> None:
     """Run case by case, and add to ``whole`` what each came to."""
-    from spin_core import zoo
-    from spin_core.workloads import load_workload
-
     family = zoo.load("smollm2", device=args.device)
     kept = resumed(Path(args.json), whole) if args.resume and args.json and Path(args.json).exists() else ()
     cases = [(batch, temperature) for temperature in args.temperature for batch in args.batch

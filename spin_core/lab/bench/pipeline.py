@@ -21,12 +21,14 @@ from dataclasses import dataclass
 
 import torch
 
+from spin_core import zoo
 from spin_core.lab.bench import Bar, Report, positive
 from spin_core.engine import Engine
 from spin_core.pipeline import DRAFT, VERIFY, Schedule, Sequential, Threads
 from spin_core.lab.simulate.timeline import replay
 from spin_core.request import Request, SamplingParams
 from spin_core.trace import Event
+from spin_core.workloads import load_workload
 
 DESCRIPTION = "overlap of drafting and verifying, goodput by number of micro-batches, and the heuristic's choice"
 SYNTHETIC = ((0.002, 0.002), (0.001, 0.003), (0.003, 0.001))        # (draft, verify) seconds of a group
@@ -48,9 +50,6 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> Report:
-    from spin_core import zoo
-    from spin_core.workloads import load_workload
-
     rows = [*interpreter_lock(), *(row for times in SYNTHETIC for row in synthetic(*times, rounds=args.rounds))]
     synthetic_worst = min(r["efficiency"] for r in rows if r.get("micro_batches", 1) > 1)
     family = zoo.load("smollm2")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from spin_core import zoo
 from spin_core.lab.bench import Bar, Report, positive
 from spin_core.lab.bench.timing import interleaved
 from spin_core.runtime import ModelRunner
@@ -21,8 +22,6 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> Report:
-    from spin_core import zoo
-
     family = zoo.load("smollm2")
     layers = [m for m in family.target.model.modules() if type(m) is torch.nn.Linear]
     packable = can_pack(layers[0].weight)

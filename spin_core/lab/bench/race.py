@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from spin_core import zoo
 from spin_core.engine import Engine, Prompt
 from spin_core.lab.bench import Report, positive
 from spin_core.request import SamplingParams
+from spin_core.workloads import load_workload
 
 DESCRIPTION = "one prompt by plain decoding, by one drafter and by SPIN, with the time of every step (lesson 1's race)"
 PLAIN, ONE, SPIN = "plain decoding", "one drafter", "SPIN"
@@ -27,8 +29,6 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> Report:
-    from spin_core import zoo
-
     asked, others = prompts(args.workload, args.prompt)
     rows = record(zoo.load("smollm2"), asked.messages, others, drafter=args.drafter, tokens=args.tokens)
     return Report("race", rows, notes=[f"prompt {args.prompt}: {asked.text}"])
@@ -36,8 +36,6 @@ def run(args) -> Report:
 
 def prompts(workload: str = PROMPT[0], asked: str = PROMPT[1]) -> tuple:
     """The prompt of that id, and the messages of a few others. Raises ValueError for an unknown id."""
-    from spin_core.workloads import load_workload
-
     some = load_workload(workload, split="test")
     found = next((p for p in some if p.id == asked), None)
     if found is None:

@@ -27,6 +27,7 @@ from itertools import product
 
 import numpy as np
 
+from spin_core import zoo
 from spin_core.lab.bench import Bar, Report, positive
 from spin_core.lab.bench.rounds import in_turns
 from spin_core.lab.bench.answers import pool
@@ -41,6 +42,7 @@ from spin_core.lab.simulate import arrivals, paper
 from spin_core.lab.simulate.costs import Roofline, Tables
 from spin_core.lab.simulate.profiles import DRAFTERS, Hardware
 from spin_core.lab.simulate.simulator import simulate
+from spin_core.workloads import NAMES, load_workload
 
 DESCRIPTION = "speed of the simulator, and simulated against measured goodput on this machine"
 FASTEST = 200_000       # request-steps per second, fixed policies
@@ -71,9 +73,6 @@ def run(args) -> Report:
                                            fixed, f">= {FASTEST}")],
                     ["one core; LLaMA-7B on a V100; made-up recordings of Alpaca"])
     if args.validate:
-        from spin_core import zoo
-        from spin_core.workloads import NAMES, load_workload
-
         prompts = [p.messages for name in NAMES if name != "mix"
                    for p in load_workload(name, split="test", limit=args.limit)]
         grid, factors, machine = validate(zoo.load("smollm2"), prompts, args.batch, args.gamma, args.max_new_tokens,

@@ -14,11 +14,13 @@ import json
 from itertools import islice
 from pathlib import Path
 
+from spin_core import zoo
 from spin_core.lab.bench import Bar, Report, positive
 from spin_core.lab.distill.recipes import LADDER, rung_name
 from spin_core.engine import Engine
 from spin_core.request import SamplingParams
 from spin_core.lab.simulate.spire import ABLATION
+from spin_core.workloads import load_workload
 
 DESCRIPTION = "self-speculation on a sparse cache by window, and the ablation of trained SPIRe drafters"
 WINDOWS = ("3/4", "1/2", "1/4", "1/8", "64")
@@ -45,8 +47,6 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> Report:
-    from spin_core import zoo
-
     rows, notes = (ladder(args.ladder), [LADDER_NOTE]) if args.ladder else ([], [])
     if args.prompts:
         notes += NOTES
@@ -81,8 +81,6 @@ def agreement(engine: Engine) -> dict:
 
 def texts(family, group: str, count: int, context: int) -> list[list[int]]:
     """``count`` prompts of one of GROUPS; those of the first two have about ``context`` tokens."""
-    from spin_core.workloads import load_workload
-
     if group == "documents":
         return documents(family, count, context)
     if group == "joined":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 
+from spin_core import zoo
 from spin_core.lab.bench import Bar, Report, positive
 from spin_core.lab.bench.answers import pool
 from spin_core.lab.simulate.best_shape import best_shape
@@ -16,7 +17,7 @@ from spin_core.engine import Engine
 from spin_core.lab.lessons.l8_token_trees import measure as trees
 from spin_core.lab.lessons.l6_verify_kernel import rules as verify_rules
 from spin_core.request import SamplingParams
-from spin_core.workloads import SETS as WORKLOADS
+from spin_core.workloads import SETS as WORKLOADS, load_workload
 
 DESCRIPTION = "token trees: SpecInfer's tables beside ours, width by batch, merged trees, Sequoia's shapes"
 PARTS = ("distance", "match", "width", "rules", "merge", "shape", "map")
@@ -34,9 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args) -> Report:
-    from spin_core import zoo
-    from spin_core.workloads import load_workload
-
     family = zoo.load("smollm2", device=args.device)
     args.drafters = args.drafters or pool(family)[0][:2]
     prompts = {name: [family.encode(p.messages) for p in load_workload(name, "test", limit=args.prompts)]

@@ -236,13 +236,13 @@ def run_to(breaks: list[tuple[int, type[BaseException]]], monkeypatch, json=None
 
     todo = list(breaks)
     monkeypatch.setattr("spin_core.zoo.load", lambda *_, **__: SimpleNamespace(encode=lambda messages: [1]))
-    monkeypatch.setattr("spin_core.workloads.load_workload", lambda *_, limit: [SimpleNamespace(messages="x")] * limit)
+    monkeypatch.setattr(peers, "load_workload", lambda *_, limit=1: [SimpleNamespace(messages="x")] * limit)
     monkeypatch.setattr(peers, "field_of", lambda *_: [])
     monkeypatch.setattr(peers, "compare", compare)
     monkeypatch.setattr(peers, "ceilings", lambda batch: [{"contender": "ceiling"}])
     parser = ArgumentParser()
     peers.add_arguments(parser)
-    arguments = ["--batch", "1", "2", "3", "--temperature", "0", "--workloads", "a", "b", *more]
+    arguments = ["--batch", "1", "2", "3", "--temperature", "0", "--waves", "1", "--workloads", "a", "b", *more]
     return peers.run(parser.parse_args(arguments, Namespace(json=json)))
 
 
