@@ -3,9 +3,9 @@
 A step serves some requests once. Its target pass is one flattened batch, in which some requests read a chunk of their
 prompt and others have their drafts verified, each with a drafter, a length and sampling parameters of its own.
 
-Every mode of the engine runs this step. Without a pipeline it runs at once, for all requests (:meth:`Step.run`).
+Every mode of the engine takes this step. Without a pipeline it runs at once, for all requests (:meth:`Step.run`).
 Micro-batches launch it for a part of the batch on an executor that drafts and verifies in two threads, and land it
-later. Asynchronous steps have the same stages, but draft and verify by passes that stay on the device.
+later. Asynchronous steps (``pipeline/asynchronous.py``) share :meth:`Step.commit`, but draft and verify on the device.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from spin_core.lab.results import figures
 TWO, THREE = (bench.PLAIN, bench.ONE), (bench.PLAIN, bench.ONE, bench.SPIN)
 KINDS = {"accepted": look.GREEN, "own": look.SKY, "drafted": look.ORANGE}
 FRAMES = 20             # of the animated picture
-TASK = "Before you press play: which words will the drafter guess wrong?"
+TASK = "Before you press play: which kinds of words will the drafter guess wrong?"
 PROMPT = re.compile(r"prompt \S+: (.+)", re.S)          # of the recording's notes
 
 

@@ -156,7 +156,7 @@ def test_expected_tokens_draws_formula_and_measurement():
 def test_acceptance_by_request_counts_who_is_best():
     text = words(plots.acceptance_by_request({"a": [1, 2, 3], "b": [3, 1, 1]}, ["w", "w", "v"]))
     assert "w\na best for 50%,\nb for 50%" in text and "v\na best for 100%,\nb for 0%" in text
-    assert "2 requests" in text and "sorted by its best drafter" in text
+    assert "2 requests" in text and "sorted by the tokens of its best drafter" in text
 
 
 def test_a_share_of_few_tests_of_the_own_run_is_not_drawn():

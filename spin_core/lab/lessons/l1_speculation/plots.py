@@ -351,8 +351,8 @@ def acceptance_by_request(values: Mapping[str, Sequence[float]], groups: Sequenc
                      f"{names[second]} for {share[second]:.0%}", size=10)
     figure.axes[0].set_ylabel("tokens per verification")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(names),
-                  title="a column: one request, sorted by its best drafter (the mark; of equal ones the first); "
-                        "grey: down to its worst", title_fontsize=9)
+                  title="a column: one request, sorted by the tokens of its best drafter (the mark; of equal ones "
+                        "the first); grey: down to its worst", title_fontsize=9)
     return figure
 
 
