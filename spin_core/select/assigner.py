@@ -226,7 +226,9 @@ class Assigner:
                                             plain + own + verifying * (1 + len(event.drafted)),
                                             clean, event.target_seconds, plain + verifying, failed))
             self._ask("observe", lambda: self.selector.observe(outcomes))
-        self._probe([request for request, _, _ in steps if not request.pinned and not request.finished])
+        if getattr(type(self.selector), "probe", None) is not Selector.probe:       # most policies never ask
+            self._probe([request for request, _, _ in steps if not request.pinned and not request.finished])
+        self._settle(self.catch_ups.collect())
 
     def _probe(self, requests: list[Request]) -> None:
         """Have drafters read along that the selector wants to know more about."""
@@ -243,7 +245,6 @@ class Assigner:
 
         for name, wanted in self._ask("probe", wishes, {}).items():
             self._read(name, [r for r in wanted if self._misses(name, r)])
-        self._settle(self.catch_ups.collect())
 
     def _misses(self, name: str, request: Request) -> bool:
         """Is there something to read? What a model drafts itself it need not read beforehand."""
