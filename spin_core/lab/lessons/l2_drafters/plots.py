@@ -29,8 +29,9 @@ def training(curves: Mapping[str, Curve], here: Mapping[str, Curve]) -> Figure:
     ax.set_xticks([0, 1e3, 1e4, 1e5, 1e6], ["0", "1k", "10k", "100k", "1M"])
     ax.set(xlabel="tokens trained on (0: pruned, not trained)", ylabel="tokens per verification", ylim=(0.97, None))
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    name, (x, y) = next(iter(here.items()))
-    ax.set_title(f"{name}: {y[0]:.2f} tokens per verification before any training, {y[-1]:.2f} after {x[-1]:,} tokens")
+    name, (x, y) = max(curves.items(), key=lambda curve: curve[1][1][-1])
+    ax.set_title(f"{name}: {y[0]:.2f} tokens per verification after {x[0] / 1e6:.1f} million tokens, {y[-1]:.2f} after "
+                 f"{x[-1] / 1e6:.1f}")
     return figure
 
 

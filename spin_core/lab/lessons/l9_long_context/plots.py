@@ -110,7 +110,7 @@ def ladder(published: Mapping[str, tuple[float, float]], ours: Mapping[str, floa
         panel.set(xlabel=f"{what}\n{kind}", title=f"{np.nanmin(values):.2f} to {np.nanmax(values):.2f}")
     gains = {rung: gain for rung, (_, gain) in published.items()}
     worst = min(gains, key=gains.get)
-    headline(figure, f"The dearest loss, {worst}: {gains[worst]:.2f} of plain decoding in place of "
+    headline(figure, f"The largest loss, {worst}: {gains[worst]:.2f} of plain decoding in place of "
                      f"{max(gains.values()):.2f}")
     return figure
 
