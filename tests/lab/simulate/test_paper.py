@@ -217,7 +217,7 @@ def test_the_gain_by_batch_is_read_and_drawn(tmp_path):
     ridge = lesson.ridge(step)          # the line through the last two meets 0.1 s there
     assert .2 + (step[16] - .2) / 8 * (ridge - 8) == pytest.approx(.1)
     titles = [a.get_title(loc="left") for a in plots.gain_by_batch(gains, step, ridge).axes]
-    assert titles == ["Speculation surely pays up to batch 1", f"The ridge: {ridge:.1f} rows"]
+    assert titles == ["Greedy: 1.50 at batch 1, 1.00 at batch 16", f"The ridge: {ridge:.1f} rows"]
 
 
 def test_the_system_section_of_bench_gpu_is_read(tmp_path):

@@ -134,10 +134,10 @@ def gain_by_batch(gains: Mapping[float, Mapping[int, Mapping]], step: Mapping[in
         left.errorbar(list(rows), middle, np.clip([middle - low, high - middle], 0, None), color=colour, marker=marker,
                       capsize=3, elinewidth=1.2, label=f"temperature {temperature:g}" if temperature else "greedy")
     one(left)
-    pays = [batch for rows in gains.values() for batch, row in rows.items()
-            if (row["over_plain_low"] or row["over_plain"]) > 1]
+    (temperature, rows), *_ = sorted(gains.items())
+    said = [f"{rows[batch]['over_plain']:.2f} at batch {batch}" for batch in dict.fromkeys((min(rows), max(rows)))]
     left.set(ylabel="SPIN over plain decoding (measured)", ylim=(0, None),
-             title=f"Speculation surely pays up to batch {max(pays)}" if pays else "It surely pays at no batch")
+             title=f"{f'Temperature {temperature:g}' if temperature else 'Greedy'}: {', '.join(said)}")
     left.legend(loc="lower left")
     right.plot(list(step), [1e3 * seconds for seconds in step.values()], "o", color=BLUE)
     right.axhline(1e3 * step[min(step)], color=GREY, linestyle="--", linewidth=1.2)
