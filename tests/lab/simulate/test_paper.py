@@ -203,6 +203,8 @@ def test_of_an_unfinished_run_what_is_there_is_shown(tmp_path, rows, systems, la
     assert len([a for a in overall.axes if a.get_title(loc="left").startswith("measured: box")]) == bool(systems)
     shown = plots.measured_ladders({"box": {8: found.over("plain")}}, lesson.LADDER).axes[0].patches
     assert len(shown) == len(found.over("plain"))
+    three = plots.measured_ladders({"box": dict.fromkeys((1, 8, 16), found.over("plain"))}, lesson.LADDER)
+    assert [panel.get_subplotspec().colspan.start for panel in three.axes] == [0, 1, 0]     # no more than two in a row
 
 
 def test_the_gain_by_batch_is_read_and_drawn(tmp_path):

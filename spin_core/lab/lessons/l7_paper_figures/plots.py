@@ -111,8 +111,13 @@ def measured_ladders(ladders: Mapping[str, Mapping[int, Mapping[str, float]]], r
     ``where`` with the ``rungs`` that were measured; its title says what the last of them gains."""
     panels = [(where, batch, ratios) for where, batches in ladders.items() for batch, ratios in batches.items()]
     high = 1.15 * max((ratio for _, _, ratios in panels for ratio in ratios.values()), default=1.0)
-    figure, axes = canvas(1.5 + 0.36 * max(len(ratios) for _, _, ratios in panels), 1, len(panels), squeeze=False)
-    for panel, (where, batch, ratios) in zip(axes[0], panels):
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    figure, axes = canvas(rows * (1.5 + 0.36 * max(len(ratios) for _, _, ratios in panels)), rows, columns,
+                          squeeze=False)
+    for panel in axes.flat[len(panels):]:
+        panel.remove()
+    for panel, (where, batch, ratios) in zip(axes.flat, panels):
         known = [rung for rung in rungs if rung in ratios]
         bars(panel, known, [ratios[rung] for rung in known],
              [SYSTEMS["SPIN"] if rung == rungs[-1] else tint(BLUE, 0.45) for rung in known])
