@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import copy
 import importlib
 import inspect
@@ -153,6 +154,22 @@ def test_solutions_are_in_step_with_the_lessons(path):
     """After a change: python -m spin_core.lab.lessons.solutions"""
     solved = solutions.solved(json.loads(path.read_text()), EXERCISES)
     assert solved == json.loads((path.parent / "solutions" / path.name).read_text()), "write the solutions again"
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda p: p.stem)
+def test_a_solution_uses_no_name_that_its_lesson_does_not_bring(path):
+    solved = solutions.solved(json.loads(path.read_text()), EXERCISES)
+    nodes = [node for cell in solved["cells"] if cell["cell_type"] == "code"
+             for node in ast.walk(ast.parse(solutions.source(cell)))]
+    given = {alias.asname or alias.name for node in nodes for alias in getattr(node, "names", ())
+             if isinstance(alias, ast.alias)}
+    given |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    given |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    given |= {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    for task, _ in solutions.graded(solved):
+        used = {node.id for node in ast.walk(ast.parse(solutions.source(task)))
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+        assert used <= given | set(dir(builtins)), used - given
 
 
 def test_every_exercise_is_in_a_lesson_with_a_task_a_check_and_points():
