@@ -60,7 +60,7 @@ def tree(step: TreeStep, drafters: Sequence[str], note: str = "") -> Figure:
                   color=BLUE, linewidth=1, linestyle=(0, (2, 2)))
     left.set(xlim=(-1.0, max(levels, default=0) + 2.5), ylim=(count - 0.4, -0.8),
              xticks=range(1, max(levels, default=0) + 2), yticks=[],
-             title=f"{note}{count} nodes, {len(step.path)} accepted, then the target's own")
+             title=f"{note}{count} nodes, {len(step.path)} accepted")
     left.set_xticklabels([f"depth {d}" for d in range(1, max(levels, default=0) + 2)])
     left.grid(False)
     left.spines[:].set_visible(False)
