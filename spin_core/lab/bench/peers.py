@@ -23,6 +23,7 @@ import re
 import time
 from collections.abc import Mapping
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -116,8 +117,9 @@ def measure(args, whole: Report) -> None:
         count = max(args.prompts, args.waves * batch)
         prompts = {name: [family.encode(p.messages) for p in load_workload(name, "test", limit=count)]
                    for name in args.workloads}
-        before = [tokens for p in load_workload(SLOW, "test")
-                  if (tokens := family.encode(p.messages)) not in sum(prompts.values(), [])][:max(8, batch)]
+        measured = [tokens for texts in prompts.values() for tokens in texts]
+        others = (family.encode(p.messages) for p in load_workload(SLOW, "test"))
+        before = list(islice((tokens for tokens in others if tokens not in measured), max(8, batch)))
         here = field_of(family, batch, temperature, args)
         params = SamplingParams(temperature, max_new_tokens=args.max_new_tokens, seed=0)
         try:

@@ -7,6 +7,7 @@ few other prompts before, as a running system has.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 from spin_core import zoo
@@ -32,6 +33,11 @@ def run(args) -> Report:
     asked, others = prompts(args.workload, args.prompt)
     rows = record(zoo.load("smollm2"), asked.messages, others, drafter=args.drafter, tokens=args.tokens)
     return Report("race", rows, notes=[f"prompt {args.prompt}: {asked.text}"])
+
+
+def prompt_of(notes: Sequence[str]) -> str:
+    """The text of the prompt, from the notes that :func:`run` writes; empty where they name none."""
+    return next((found[1] for note in notes if (found := re.fullmatch(r"prompt \S+: (.+)", note, re.S))), "")
 
 
 def prompts(workload: str = PROMPT[0], asked: str = PROMPT[1]) -> tuple:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +22,6 @@ TWO, THREE = (bench.PLAIN, bench.ONE), (bench.PLAIN, bench.ONE, bench.SPIN)
 KINDS = {"accepted": look.GREEN, "own": look.SKY, "drafted": look.ORANGE}
 FRAMES = 20             # of the animated picture
 TASK = "Before you press play: which kinds of words will the drafter guess wrong?"
-PROMPT = re.compile(r"prompt \S+: (.+)", re.S)          # of the recording's notes
 
 
 def recorded(directory: str | Path | None = None) -> Stored:
@@ -86,7 +84,7 @@ def show(names: Sequence[str] = TWO, *, save: str | None = None, directory: str 
     found = recorded()
     these = lanes(found.rows, names)
     said = finding(these)
-    prompt = next((m[1] for m in map(PROMPT.fullmatch, found.notes) if m), "")
+    prompt = bench.prompt_of(found.notes)
     if save:
         figures.save(save, picture(these, prompt=prompt), [dict(
             label=f"{lane['name']}, tokens by seconds", kind="measured", provenance=found.origin,
@@ -118,7 +116,8 @@ def picture(these: Sequence[dict], now: float | None = None, prompt: str = "") -
     ax.axis("off")
     ax.text(0, 0.8, finding(these) if now >= end else f"{now:.1f} s", weight="bold", size=11, va="center")
     if prompt:
-        ax.text(0, 1.9, textwrap.shorten(f"Prompt: {prompt}", columns, placeholder=" …"), size=9.5, va="center", style="italic")
+        ax.text(0, 1.9, textwrap.shorten(f"Prompt: {prompt}", columns, placeholder=" …"), size=9.5, va="center",
+                style="italic")
     for row, lane in enumerate(these):
         _lane(ax, lane, now, top + row * (lines + 1), columns, size)
     x = 1

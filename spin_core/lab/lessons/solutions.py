@@ -24,8 +24,9 @@ from spin_core.lab.reproduce import ROOT
 
 def exercises() -> dict[str, Exercise]:
     """All exercises by the name of their check."""
-    modules = [importlib.import_module(f"{package.name}.checks") for package in
-               pkgutil.iter_modules(lessons.__path__, f"{lessons.__name__}.") if re.search(r"\.l[1-9]\d*_", package.name)]
+    modules = [importlib.import_module(f"{package.name}.checks")
+               for package in pkgutil.iter_modules(lessons.__path__, f"{lessons.__name__}.")
+               if re.search(r"\.l[1-9]\d*_", package.name)]
     return {name: value for module in modules for name, value in list(vars(module).items())
             if isinstance(value, Exercise)}
 

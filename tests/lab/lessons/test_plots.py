@@ -41,7 +41,7 @@ FIGURES = {
     "text of nothing": lambda: plots.text_by_fate([], []),
     "steps": lambda: plots.steps([REJECTING, ACCEPTING, CUT, PLAIN], title="t"),
     "outcomes": lambda: plots.outcomes(["a", "b"], [0.7, 0.3], {"one, two": [0.6, 0.4], "b": [0.1, 0.9]}, count=10,
-                             distances={"one, two": 0.1, "b": 0.6}, noise=0.2),
+                                       distances={"one, two": 0.1, "b": 0.6}, noise=0.2),
     "expected_tokens": lambda: plots.expected_tokens([1.4, 1.7, 1.9], [0.1] * 3, COUNTS, {1: 1.5, 3: 2}),
     "acceptance_by_position": lambda: plots.acceptance_by_position({"a": COUNTS, "none": ([0] * 3, [0] * 3)}),
     "acceptance_by_request": lambda: plots.acceptance_by_request({"a": [1, 2, 3], "b": [3, 2, 1]},

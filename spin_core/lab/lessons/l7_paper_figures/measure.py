@@ -155,8 +155,8 @@ def recorded(directory: str | Path | None = None) -> list[Recorded]:
     return [one for one in out if one.rates]
 
 
-GAIN = ("python -m spin_core bench peers --plain --workloads mix --rounds 5 --batch 1 2 4 8 16 32 "
-        "--json figures/data/MACHINE/plain.json")
+GAIN = ("python -m spin_core bench peers --plain --workloads mix --rounds 5 --prompts 12 "
+        "--batch 1 2 4 8 16 32 --json figures/data/MACHINE/plain.json")
 """Measures what :func:`gain_by_batch` reads."""
 
 

@@ -169,8 +169,9 @@ def acceptance(rows: Sequence[Mapping], bar: float, here: Sequence[Mapping] = ()
                        color=INK, weight="bold")
         panel.grid(axis="y", visible=False)
     left.axvline(bar, color=INK, linewidth=1, linestyle=":", label=f"our bar: {bar:g}, documents, half of the context")
-    left.set(yticks=y, yticklabels=[f"{row['texts']}{', sampled' * (row.get('decoding') == 'sampled')}: sees {row['window']}"
-                                    + (" of it" if "/" in row["window"] else " tokens") for row in rows],
+    left.set(yticks=y, yticklabels=[f"{texts}{', sampled' * (decoding == 'sampled')}: sees {window}"
+                                    + (" of it" if "/" in window else " tokens")
+                                    for texts, window, decoding in map(_setting, rows)],
              ylim=(y[-1] + .6, -.6), xlim=(0, 1.05), xlabel="accepted, of the tested tokens (measured)")
     half = [row["acceptance"] for row in rows if _setting(row)[1:] == ("1/2", "greedy")] or [0.0]
     left.set_title(f"Half of the context: {min(half):.0%} to {max(half):.0%}")
