@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,16 +88,28 @@ def progress(items: Iterable, total: int, what: str) -> Iterator:
             line.update(HTML(f"⏳ {what}: {done + 1} of {total}" if done + 1 < total else ""))
 
 
-def measured(label: str, x, y, **more) -> dict:
-    """A series of numbers measured here."""
-    return dict(label=label, kind="measured", x=x, y=y, **more)
+def measured(label: str, x, y=None, **more) -> dict:
+    """A series of numbers measured here: ``y`` at ``x``, or a mapping ``x`` from one to the other."""
+    return _series("measured", label, x, y, more)
 
 
-def modelled(label: str, x, y, *, source: str, **more) -> dict:
+def modelled(label: str, x, y=None, *, source: str, **more) -> dict:
     """A series of numbers computed by a formula; ``source`` names it."""
-    return dict(label=label, kind="modelled", source=source, x=x, y=y, **more)
+    return _series("modelled", label, x, y, more | {"source": source})
 
 
-def published(label: str, x, y, *, source: str, **more) -> dict:
+def published(label: str, x, y=None, *, source: str, **more) -> dict:
     """A series of numbers from a paper; ``source`` names it."""
-    return dict(label=label, kind="published", source=source, x=x, y=y, **more)
+    return _series("published", label, x, y, more | {"source": source})
+
+
+def each(kind: Callable[..., dict], label: str, curves: Mapping[Any, Any], x=None, **more) -> list[dict]:
+    """A series of one ``kind``, such as :func:`measured`, for each of ``curves``; its name goes into the braces of
+    ``label``. A curve is a mapping from x to y, a pair of both, or, where all curves have the same ``x``, its y."""
+    return [kind(label.format(name), *((x, y) if x is not None else y if isinstance(y, tuple) else (y,)), **more)
+            for name, y in curves.items()]
+
+
+def _series(kind: str, label: str, x, y, more: dict) -> dict:
+    x, y = (list(x), list(x.values())) if y is None else (x, y)
+    return dict(label=label, kind=kind, x=x, y=y, **more)
