@@ -19,53 +19,60 @@ WORKING = "<b style='color:#B36200'>⏳ working …</b>"
 
 
 class Panel(VBox):
-    """A row of controls above a picture that ``draw`` makes anew whenever one of them changes.
+    """A row of controls above the picture that ``draw`` makes of their values, anew whenever one of them changes.
 
     ``task``: what the reader may try. ``presets``: by a button's name the values of controls, by their descriptions.
+    ``before``: by a control's description what else changes with it, called before the picture is drawn.
     ``kind``: of the numbers, such as "modelled". Axes only ever grow, so that a moved slider moves the curve and not
     the scale; ``hold=False`` where the picture is a drawing without scales, or a control chooses what an axis shows.
     While the picture is being made a sign says so; a ValueError of ``draw`` is shown as a sentence, and the last
     picture stays. A viewer without widgets shows the picture alone.
     """
 
-    def __init__(self, controls: Sequence, draw: Callable[[], Figure], *, task: str = "", kind: str = "",
-                 hold: bool = True, presets: Mapping[str, Mapping[str, object]] | None = None) -> None:
+    def __init__(self, controls: Sequence, draw: Callable[..., Figure], *, task: str = "", kind: str = "",
+                 hold: bool = True, presets: Mapping[str, Mapping[str, object]] | None = None,
+                 before: Mapping[str, Callable[[], None]] | None = None) -> None:
         self.draw, self.controls = draw, [c for c in controls if isinstance(c, ValueWidget) and not isinstance(c, HTML)]
         self.quiet, self.hold, self.limits = f"<small>{kind}</small>" if kind else "", hold, []
+        self.before, self.changing = before or {}, False
         self.picture = Image(format="png", layout=Layout(width="100%", max_width="960px"))
         self.sign = HTML("", layout=Layout(min_height="24px"))
         for control in controls:
             whole_label(control)
-        buttons = [self._preset(name, values) for name, values in (presets or {}).items()]
         above = [said(task)] if task else []
-        if buttons:
-            above.append(HBox([HTML("try"), *buttons], layout=Layout(**ROW)))
+        if presets:
+            above.append(HBox([HTML("try"), *(
+                button(name, "set " + ", ".join(f"{control} to {value}" for control, value in values.items()),
+                       lambda values=values: self.set(values)) for name, values in presets.items())],
+                layout=Layout(**ROW)))
         super().__init__([HBox(controls, layout=Layout(**ROW)), *above, self.sign, self.picture])
         for control in self.controls:
             control.observe(self.refresh, "value")
         self.refresh()
 
-    def _preset(self, name: str, values: Mapping[str, object]) -> Button:
-        button = Button(description=name, layout=Layout(width="auto"), tooltip="set " + ", ".join(
-            f"{control} to {value}" for control, value in values.items()))
+    @property
+    def values(self) -> list:
+        """What the controls are set to: the arguments of ``draw``."""
+        return [control.value for control in self.controls]
 
-        def press(_button) -> None:
-            for control in self.controls:
-                control.unobserve(self.refresh, "value")
-            for control in self.controls:
-                if control.description in values:
-                    control.value = values[control.description]
-            for control in self.controls:
-                control.observe(self.refresh, "value")
-            self.refresh()
+    def set(self, values: Mapping[str, object]) -> None:
+        """Set controls, by their descriptions, and draw once."""
+        self.changing = True            # one picture for all
+        for control in self.controls:
+            if control.description in values:
+                control.value = values[control.description]
+                self.before.get(control.description, lambda: None)()
+        self.changing = False
+        self.refresh()
 
-        button.on_click(press)
-        return button
-
-    def refresh(self, _change=None) -> None:
+    def refresh(self, change=None) -> None:
+        if self.changing:
+            return
+        if change and change.owner.description in self.before:
+            return self.set({change.owner.description: change.new})
         self.sign.value = WORKING
         try:
-            self.picture.value = look.png(self._steady(self.draw()))
+            self.picture.value = look.png(self._steady(self.draw(*self.values)))
             self.sign.value = self.quiet
         except ValueError as error:
             self.sign.value = _complaint(str(error))
@@ -133,10 +140,18 @@ class Work(HBox):
         self.start.disabled, self.stop.disabled = False, True
 
 
-def slider(name: str, value: float, low: float, high: float, tip: str, step: float = 1) -> IntSlider | FloatSlider:
-    """A slider whose picture is made when it is let go, of whole numbers if ``value`` is one."""
+def button(name: str, tip: str, press: Callable[[], object]) -> Button:
+    """A button as wide as its name."""
+    made = Button(description=name, tooltip=tip, layout=Layout(width="auto"))
+    made.on_click(lambda _: press())
+    return made
+
+
+def slider(name: str, value: float, low: float, high: float, tip: str, step: float = 1, *,
+           live: bool = False) -> IntSlider | FloatSlider:
+    """A slider of whole numbers if ``value`` is one. Its picture is made when it is let go; ``live``: all the while."""
     kind = IntSlider if isinstance(value, int) else FloatSlider
-    return kind(value, min=low, max=high, step=step, description=name, tooltip=tip, continuous_update=False)
+    return kind(value, min=low, max=high, step=step, description=name, tooltip=tip, continuous_update=live)
 
 
 def menu(name: str, options: Sequence, tip: str, value: object = None) -> Dropdown:

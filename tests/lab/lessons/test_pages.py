@@ -150,11 +150,11 @@ def test_a_panel_complains_in_words_and_keeps_its_picture():
 
     control = IntSlider(1, 0, 3, description="n")
 
-    def draw():
-        if control.value == 0:
+    def draw(n):
+        if n == 0:
             raise ValueError("n must be <positive>")
         figure = Figure(figsize=(1, 1))
-        figure.text(0, 0, str(control.value))
+        figure.text(0, 0, str(n))
         return figure
 
     panel = Panel([control], draw, presets={"three": {"n": 3}}, task="set n to 0")

@@ -13,14 +13,12 @@ def pick(requests: Sequence[tuple[str, Mapping[str, float]]]) -> Panel:
     if not requests:
         raise ValueError("pick: needs at least one request")
     names = list(requests[0][1])
-    number = slider("request", 1, 1, len(requests), "a prompt of this run")
-    choice = menu("drafter", [("which one would you pick?", ""), *((n, n) for n in names)],
+    choice = menu("drafter", [("which one would you pick?", ""), *((name, name) for name in requests[0][1])],
                   "the drafter that you would choose for this prompt")
-    panel = Panel([number, choice], lambda: plots.pick(*requests[number.value - 1], choice.value or None),
-                  task="Pick before you look. What in a prompt tells that prompt lookup will win?")
 
-    def hide(_change) -> None:
+    def hide() -> None:
         choice.value = ""       # None would be no choice at all: an empty menu
 
-    number.observe(hide, "value")
-    return panel
+    return Panel([slider("request", 1, 1, len(requests), "a prompt of this run"), choice],
+                 lambda number, chosen: plots.pick(*requests[number - 1], chosen or None), before={"request": hide},
+                 task="Pick before you look. What in a prompt tells that prompt lookup will win?")

@@ -1,4 +1,4 @@
-"""The selection lesson's widget: a workload, a schedule, and what comes of it, replayed live."""
+"""The selection lesson's widget: a made-up workload, a schedule, and what comes of it, replayed live."""
 
 from __future__ import annotations
 
@@ -32,34 +32,18 @@ def story(requests: int, shift: bool, explore: int, first: int, prior: float, ca
                       title=f"spin has {share:.0%} of the oracle", setting=setting), rates
 
 
-class Story(Panel):
+def replayed(requests: int = 48) -> Panel:
     """Sliders for exploration, epochs, prior, places and requests, and a workload that may shift in the middle."""
-
-    def __init__(self, requests: int = 48) -> None:
-        controls = [slider("requests", requests, 16, 96, "served in all, eight at a time", 16),
-                    Checkbox(True, description="shift in the middle", tooltip="first all prose, then all code"),
-                    slider("explore, steps", 1, 0, 8, "exploring steps at the beginning of every epoch"),
-                    slider("first epoch, steps", 8, 1, 64,
-                           "exploiting steps of the first epoch; each further one has twice as many"),
-                    slider("prior, steps", 16.0, 0, 64,
-                           "how many steps the estimate of all requests weighs in each request's own", 8),
-                    slider("places", 8, 0, 8, "how many requests of eight a drafter can serve")]
-        self.drawn: tuple = ()
-        super().__init__(controls, lambda: self.story()[0], task="Set <i>explore</i> to 0: does spin notice the shift? "
-                         "Set <i>prior</i> to 0: what does a new request cost then? Take places away: which policy "
-                         "suffers?",
-                         presets={"no exploration": {"explore, steps": 0}, "no prior": {"prior, steps": 0.0},
-                                  "two places": {"places": 2}, "as at first": {
-                                      c.description: c.value for c in controls}})
-
-    def story(self) -> tuple[Figure, dict]:
-        """The picture of the present setting, and its curves."""
-        setting = tuple(control.value for control in self.controls)
-        if not self.drawn or self.drawn[0] != setting:
-            self.drawn = setting, story(*setting)
-        return self.drawn[1]
-
-
-def replayed(requests: int = 48) -> Story:
-    """The widget of made-up workloads."""
-    return Story(requests)
+    controls = [slider("requests", requests, 16, 96, "served in all, eight at a time", 16),
+                Checkbox(True, description="shift in the middle", tooltip="first all prose, then all code"),
+                slider("explore, steps", 1, 0, 8, "exploring steps at the beginning of every epoch"),
+                slider("first epoch, steps", 8, 1, 64,
+                       "exploiting steps of the first epoch; each further one has twice as many"),
+                slider("prior, steps", 16.0, 0, 64,
+                       "how many steps the estimate of all requests weighs in each request's own", 8),
+                slider("places", 8, 0, 8, "how many requests of eight a drafter can serve")]
+    return Panel(controls, lambda *setting: story(*setting)[0], task="Set <i>explore</i> to 0: does spin notice the "
+                 "shift? Set <i>prior</i> to 0: what does a new request cost then? Take places away: which policy "
+                 "suffers?",
+                 presets={"no exploration": {"explore, steps": 0}, "no prior": {"prior, steps": 0.0},
+                          "two places": {"places": 2}, "as at first": {c.description: c.value for c in controls}})

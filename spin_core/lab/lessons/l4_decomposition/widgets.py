@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from ipywidgets import Button
 from matplotlib.figure import Figure
 
 from spin_core.decompose import plan
 from spin_core.decompose.costs import Costs
-from spin_core.decompose.plan import LARGE
+from spin_core.decompose.plan import LARGE, Plan
 from spin_core.lab.lessons.l4_decomposition import plots
 from spin_core.lab.lessons.l4_decomposition.measure import skewed_lengths
-from spin_core.lab.lessons.panel import Panel, slider
+from spin_core.lab.lessons.panel import Panel, button, slider
 
 
 def packing(costs: Costs) -> Panel:
@@ -19,28 +18,27 @@ def packing(costs: Costs) -> Panel:
     The picture has the rows, with padding and copied queries, and what every width would cost under
     ``costs``. It opens as wide as the longest request: a padded batch. The button goes to the cheapest width.
     """
-    requests = slider("requests", 8, 2, 24, "in the batch")
-    longest = slider("longest, keys", 640, 64, 1024, "keys of the longest request", 16)
-    skew = slider("skew", 0.85, 0, 0.95, "0: all equally long; .95: the shortest has a twentieth of the longest", 0.05)
-    drafted = slider("drafted γ", 4, 0, LARGE - 1, "drafted tokens of each request; the target reads one more")
-    width = slider("width, keys", 640, 64, 1024, "no piece is wider than this")
-    cheapest = Button(description="cheapest width", tooltip="the width of the lowest predicted time")
+    controls = [slider("requests", 8, 2, 24, "in the batch"),
+                slider("longest, keys", 640, 64, 1024, "keys of the longest request", 16),
+                slider("skew", 0.85, 0, 0.95, "0: all equally long; .95: the shortest has a twentieth of the longest",
+                       0.05),
+                slider("drafted γ", 4, 0, LARGE - 1, "drafted tokens of each request; the target reads one more"),
+                slider("width, keys", 640, 64, 1024, "no piece is wider than this")]
 
-    def batch() -> tuple[list[int], list[int]]:
-        queries = drafted.value + 1
-        lengths = skewed_lengths(requests.value, longest.value, skew.value, shortest=queries)
-        return lengths, [queries] * len(lengths)
+    def cheapest(requests: int, longest: int, skew: float, drafted: int) -> Plan:
+        lengths = skewed_lengths(requests, longest, skew, shortest=drafted + 1)
+        return plan(lengths, [drafted + 1] * requests, "decomposed", costs=costs)
 
-    def draw() -> Figure:
-        shown = plan(*batch(), "decomposed", costs=costs, width=width.value)
-        return plots.packing_and_costs(shown, plan(*batch(), "decomposed", costs=costs), width.value)
+    def draw(*setting) -> Figure:
+        *batch, width = setting
+        best = cheapest(*batch)
+        return plots.packing_and_costs(plan(best.lengths, best.q_lens, "decomposed", costs=costs, width=width), best,
+                                       width)
 
-    def go(_button) -> None:
-        width.value = plan(*batch(), "decomposed", costs=costs).width
-
-    panel = Panel([requests, longest, skew, drafted, width, cheapest], draw,
+    go = button("cheapest width", "the width of the lowest predicted time",
+                lambda: panel.set({"width, keys": cheapest(*panel.values[:-1]).width}))
+    panel = Panel([*controls, go], draw,
                   task="Make all requests equally long: is cutting worth anything? Then one long one among many "
                   "short ones.",
                   presets={"all alike": {"skew": 0.0}, "one long, many short": {"skew": 0.95, "requests": 16}})
-    cheapest.on_click(go)
     return panel

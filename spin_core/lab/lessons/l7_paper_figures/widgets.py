@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -27,8 +29,7 @@ def ladders(requests: int = 40) -> Panel:
                 menu("card", ["V100-16GB", *CARDS], "the target's GPU", paper.CARD),
                 menu("batch, requests", [1, 8, 16, 32], "served at once", paper.BATCH),
                 menu("texts", NAMES, "whose acceptance and lengths are modelled", "CP")]
-    return Panel(controls, lambda: ladder_picture(*(c.value for c in controls), requests=requests),
-                 kind="modelled, published",
+    return Panel(controls, partial(ladder_picture, requests=requests), kind="modelled, published",
                  task="Which hypothesis comes nearest to the grey bars? Then batch 32: which rung gains, and why?",
                  presets={"with a cache": {"hypothesis": "cached"}, "without": {"hypothesis": "recompute"},
                           "batch 32": {"batch, requests": 32}, "a card of 16 GB": {"card": "V100-16GB"}})
@@ -57,7 +58,7 @@ def dashboard(data_set: str = "Alpaca", policy: str = "1.4B", batch: int = 32, m
                 slider("batch, requests", batch, 1, 64, "served at once"),
                 slider("micro-batches", micro_batches, 1, 8, "parts of the batch"),
                 menu("arrivals", ARRIVING, "when requests come")]
-    return Panel(controls, lambda: picture(*(c.value for c in controls[:-1]), *controls[-1].value), kind="modelled",
+    return Panel(controls, lambda *setting: picture(*setting[:-1], *setting[-1]), kind="modelled",
                  task="From how many micro-batches on does the pipeline lose? Where does padding hurt most?",
                  presets={"68M, 4 micro-batches": {"drafting": "68M", "micro-batches": 4},
                           "spin, padded": {"drafting": "spin", "verifying": "padded"}, "an H100": {"card": H100}})

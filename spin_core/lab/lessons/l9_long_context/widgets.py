@@ -20,7 +20,7 @@ def model(batch: int = 16, context: int = 16_384) -> Panel:
                 menu("window", list(WINDOWS), "what a sparse draft sees"),
                 choices("FLOP per byte", [25, 50, 100, 200, 300, 600, 1200],
                         "what the hardware computes while it moves a byte", int(spire.HOI))]
-    return Panel(controls, lambda: picture(*(c.value for c in controls)), kind="modelled",
+    return Panel(controls, picture, kind="modelled",
                  task="Where does the small drafter with a full cache win? What does a CPU, with few FLOP per byte, "
                  "make of it?",
                  presets={"one short chat": {"batch, requests": 1, "context, tokens": 512},
@@ -39,11 +39,8 @@ def picture(batch: int, context: int, drafted: int, window: str, hoi: float) -> 
 
 def our_family() -> Panel:
     """Batch and gamma -> the model on our family's costs, beside what was measured at that setting."""
-    controls = [choices("batch, requests", [1, 2, 4, 8, 16], "served at once", lesson.LIVE_BATCH),
-                slider("γ, drafted tokens", 2, 1, 8, "per verification")]
-
-    def draw() -> Figure:
-        batch, gamma = (c.value for c in controls)
-        return plots.our_family(lesson.our_family(batch, gamma)[0], batch, gamma)
-    return Panel(controls, draw, kind="modelled, measured",
+    return Panel([choices("batch, requests", [1, 2, 4, 8, 16], "served at once", lesson.LIVE_BATCH),
+                  slider("γ, drafted tokens", 2, 1, 8, "per verification")],
+                 lambda batch, gamma: plots.our_family(lesson.our_family(batch, gamma)[0], batch, gamma),
+                 kind="modelled, measured",
                  task="Which drafter pays at batch 1, and which at batch 16? Why?")
