@@ -155,6 +155,31 @@ def characters(size: float, width: float = WIDTH) -> float:
     return width * 72 / (size * CHAR)
 
 
+def flow(tokens: Sequence[str], columns: int) -> list[tuple[int, int, int, str]]:
+    """A text in lines of so many characters, which break between words where they can: of each piece the number of its
+    token, its column, its line, and itself. Line ends are a token, or part of one: they are shown."""
+    placed, x, line = [], 0, 0
+    for i, token in enumerate(tokens):
+        starts_word = token[:1].isspace() or i == 0
+        word = len(token)       # up to the next token that begins with a space
+        for later in tokens[i + 1:] if starts_word else ():
+            if later[:1].isspace() or word > columns:
+                break
+            word += len(later)
+        if x + (word if starts_word else len(token)) > columns:
+            x, line, token = 0, line + 1, token.removeprefix(" ")
+        pieces = token.split("\n")
+        for k, piece in enumerate(pieces):
+            ends = k < len(pieces) - 1
+            shown = (label(piece, columns).replace("␣", " ") if piece else "") + "↵" * ends
+            if shown:
+                placed.append((i, x, line, shown))
+                x += len(shown)
+            if ends:
+                x, line = 0, line + 1
+    return placed
+
+
 def apart(values: Sequence[float], gap: float) -> list[float]:
     """The values in their order, moved up where two would be closer than ``gap``: for labels at line ends."""
     moved, order = list(values), np.argsort(values, kind="stable")

@@ -107,7 +107,8 @@ def picture(these: Sequence[dict], now: float | None = None, prompt: str = "") -
     now = end if now is None else now
     size = 9.5
     columns = int(look.characters(size, 0.98 * look.WIDTH)) - 1
-    lines = 1 + max(len(_wrap([(t, "") for s in lane["steps"] for t in s["emitted"]], columns)) for lane in these)
+    texts = [look.flow([t for step in lane["steps"] for t in step["emitted"]], columns) for lane in these]
+    lines = 2 + max(line for text in texts for _, _, line, _ in text)
     top = 1.9 + bool(prompt)
     rows = top + 1.3 + len(these) * (lines + 1)
     figure = Figure(figsize=(look.WIDTH, 0.24 * rows))
@@ -142,28 +143,13 @@ def _lane(ax, lane: dict, now: float, y: float, columns: int, size: float) -> No
     ax.text(0, y + 0.5, lane["name"], weight="bold", size=10, va="center")
     ax.text(15, y + 0.5, f"{tokens} tokens, {passes} target passes{done}", size=9.5, va="center")
     ax.text(columns, y + 0.5, lane["about"], size=8.5, va="center", ha="right", color=look.GREY)
-    for line, words in enumerate(_wrap(pieces, columns)):
-        x = 0
-        for piece, kind in words:
-            if kind and piece.strip():
-                ax.add_patch(Rectangle((x, y + 1.2 + line), len(piece), 0.82, linewidth=0,
-                                       facecolor=look.tint(KINDS[kind], 0.36)))
-            ax.text(x, y + 1.62 + line, piece.replace("$", r"$"), family=look.MONO, size=size, va="center_baseline",
-                    weight="bold" if kind == "own" else "normal")
-            x += len(piece)
-
-
-def _wrap(pieces: Sequence[tuple[str, str]], columns: int) -> list[list[tuple[str, str]]]:
-    """Pieces of text in lines of so many characters, a token unbroken; line ends are shown as a sign."""
-    out, room = [[]], columns
-    for text, kind in pieces:
-        text = text.replace("\n", "↵")[:columns]
-        if len(text) > room:
-            text, room = text.removeprefix(" "), columns
-            out.append([])
-        out[-1].append((text, kind))
-        room -= len(text)
-    return out
+    for token, x, line, shown in look.flow([text for text, _ in pieces], columns):
+        kind = pieces[token][1]
+        if shown.strip():
+            ax.add_patch(Rectangle((x, y + 1.2 + line), len(shown), 0.82, linewidth=0,
+                                   facecolor=look.tint(KINDS[kind], 0.36)))
+        ax.text(x, y + 1.62 + line, shown, family=look.MONO, size=size, va="center_baseline",
+                weight="bold" if kind == "own" else "normal")
 
 
 def live(family, names: Sequence[str] = TWO, *, tokens: int = 32) -> VBox:

@@ -14,7 +14,7 @@ from spin_core.lab.bench import proportion_interval
 from spin_core.lab.lessons.l1_speculation.steps import Place, Step
 from spin_core.lab.lessons.look import (
     BLUE, GREEN, GREY, INK, LIGHT, MONO, ORANGE, PURPLE, P_COLOUR, Q_COLOUR, RED, RESIDUAL_COLOUR, SKY, WIDTH,
-    apart, canvas, characters, headline, label, look, styled, tint)
+    apart, canvas, characters, flow, headline, label, look, styled, tint)
 
 Counts = tuple[Sequence[int], Sequence[int]]
 """How often place 1, 2, ... of a draft was tested, and accepted:
@@ -64,31 +64,13 @@ def text_by_fate(tokens: Sequence[str], fates: Sequence[str], *, title: str = ""
     if len(tokens) != len(fates):
         raise ValueError(f"text_by_fate: {len(tokens)} tokens but {len(fates)} fates")
     size, columns = 10.5, int(characters(10.5)) - 1
-    placed, x, line = [], 0, 0
-    for i, (token, fate) in enumerate(zip(tokens, fates)):
-        starts_word = token[:1].isspace() or i == 0
-        word = len(token)       # up to the next token that begins with a space
-        for later in tokens[i + 1:] if starts_word else ():
-            if later[:1].isspace() or word > columns:
-                break
-            word += len(later)
-        if x + (word if starts_word else len(token)) > columns:
-            x, line, token = 0, line + 1, token.removeprefix(" ")
-        pieces = token.split("\n")
-        for k, piece in enumerate(pieces):
-            shown = label(piece, columns).replace("␣", " ") if piece else ""
-            shown += "↵" if k < len(pieces) - 1 else ""     # a line end is a token, or part of one: show it
-            if shown:
-                placed.append((x, line, shown, fate))
-                x += len(shown)
-            if k < len(pieces) - 1:
-                x, line = 0, line + 1
+    placed = flow(tokens, columns)
     top = 2.9 if title else 1.5
-    lines = top + 1.3 + max((line for _, line, _, _ in placed), default=0)
+    lines = top + 1.3 + max((line for _, _, line, _ in placed), default=0)
     figure = Figure(figsize=(WIDTH, lines * 0.26))
     ax = _page(figure, columns + 1, lines, title, ("accepted", "replacement", "bonus"))
-    for x, line, shown, fate in placed:
-        y = top + line + 0.5
+    for token, x, line, shown in placed:
+        y, fate = top + line + 0.5, fates[token]
         shade = tint(FATE_COLOURS[fate], 0.30 if fate == "accepted" else 0.45)
         ax.add_patch(Rectangle((x + 0.44, y - 0.42), len(shown) - 0.08, 0.84, linewidth=0, facecolor=shade))
         ax.text(x + 0.4, y, shown, family=MONO, size=size, va="center_baseline",
