@@ -15,6 +15,8 @@ FATES = ("accepted", "rejected", "replacement", "bonus", "unseen")
 """Of a token in a step: drafted and accepted; drafted and rejected; the target's own token in its stead;
 the target's own token after a draft accepted whole; drafted, but not tested, behind a rejection."""
 
+TOP = 7                     # tokens of a place that are shown, beside the drafted and the emitted one
+
 
 @dataclass
 class Place:
@@ -56,9 +58,8 @@ class Step:
         return [(t, "accepted") for t in self.drafted[:self.accepted]] + own
 
 
-def read_steps(request: Request, events: Iterable[Event], decode: Callable[[list[int]], str], *,
-               top: int = 7) -> list[Step]:
-    """The verifications of ``request``, in order. With recorded distributions, places show about ``top`` tokens."""
+def read_steps(request: Request, events: Iterable[Event], decode: Callable[[list[int]], str]) -> list[Step]:
+    """The verifications of ``request``, in order. With recorded distributions, places show about ``TOP`` tokens."""
     steps, prompt = [], len(request.prompt_ids)
     for event in events:
         if event.request != request.id or event.kind != "step" or not event.emitted:
@@ -72,13 +73,12 @@ def read_steps(request: Request, events: Iterable[Event], decode: Callable[[list
         if own is not None:
             step.own, step.own_fate = decode([own]), "replacement" if rejected else "bonus"
         if event.distributions is not None:
-            step.places = [_place(event, j, step.fates, request.params, decode, top)
-                           for j in range(drafted + 1)]
+            step.places = [_place(event, j, step.fates, request.params, decode) for j in range(drafted + 1)]
         steps.append(step)
     return steps
 
 
-def _place(event: Event, j: int, fates: list[str], params: SamplingParams, decode, top: int) -> Place:
+def _place(event: Event, j: int, fates: list[str], params: SamplingParams, decode) -> Place:
     """Place ``j`` of a step; the one behind the draft is the bonus place."""
     p = event.distributions["p"][j].double()
     has_draft = j < len(event.drafted)
@@ -86,7 +86,7 @@ def _place(event: Event, j: int, fates: list[str], params: SamplingParams, decod
     residual = (p - q).clamp(min=0)
     drafted = event.drafted[j] if has_draft else None
     emitted = event.emitted[j] if j < len(event.emitted) else None
-    shown = torch.maximum(p, q).topk(min(top, len(p))).indices.tolist()
+    shown = torch.maximum(p, q).topk(min(TOP, len(p))).indices.tolist()
     shown += [t for t in dict.fromkeys((drafted, emitted)) if t is not None and t not in shown]
     index = torch.tensor(shown)
 

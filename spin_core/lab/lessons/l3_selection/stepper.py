@@ -133,26 +133,23 @@ class _Hindsight:
     """What every drafter would have brought at the places where the requests are, one step after another."""
 
     def __init__(self, recording: Recording, gammas: Mapping[str, int], batch: int) -> None:
-        self.recording, self.done = recording, {}
+        self.recording, self.done = recording, np.zeros(len(recording), int)        # tokens written so far
         self.gammas = np.array([*(gammas[arm] for arm in recording.arms), 0])
         self.lookup = np.array([*(arm in recording.lookups for arm in recording.arms), False])
         self.prices = Prices.of(recording, batch, 2, np.full(len(recording.arms) + 1, batch / 2))
 
     def of(self, step: Explanation) -> tuple[ndarray, ndarray]:
         """Tokens ``[B, A]`` that each arm would have brought, and the oracle's arm of each request ``[B]``."""
-        tokens, rates = np.ones((2, len(step.requests), len(step.arms)), int), None
-        tokens, drafted = tokens[0], np.zeros_like(tokens[1])
-        for b, request in enumerate(step.requests):
-            at = int(self.recording.starts[request]) + self.done.get(request, 0)
-            left = int(self.recording.starts[request + 1]) - at - 1
-            most = np.minimum(self.gammas[:-1], left)
-            drafted[b, :-1] = np.minimum(most, self.recording.proposed[:, at])
-            tokens[b, :-1] += np.minimum(drafted[b, :-1], self.recording.accepted[:, at])
-            self.done[request] = self.done.get(request, 0) + int(step.earned[b])
+        requests, drafted = np.array(step.requests), np.zeros((len(step.requests), len(step.arms)), int)
+        at = self.recording.starts[requests] + self.done[requests]
+        left = self.recording.starts[requests + 1] - at - 1
+        drafted[:, :-1] = np.minimum(self.recording.proposed[:, at].T, np.minimum(self.gammas[:-1], left[:, None]))
+        tokens = np.ones_like(drafted)
+        tokens[:, :-1] += np.minimum(drafted[:, :-1], self.recording.accepted[:, at].T)
+        self.done[requests] += step.earned.astype(int)
         passes = np.where(self.lookup, drafted > 0, drafted)
         rates = tokens / (self.prices.step + drafted * self.prices.row + passes * self.prices.draft)
-        rates = np.where(step.found, rates, -1.0)
-        return tokens, match(rates, np.asarray(step.places), step.arms.index(NONE))
+        return tokens, match(np.where(step.found, rates, -1.0), np.asarray(step.places), step.arms.index(NONE))
 
 
 @look.styled

@@ -81,11 +81,11 @@ class Server:
             self.requests[request.id] = request, prompt.workload
         self.engine.step()
 
-    def steps(self) -> list:
+    def steps(self, most: int = WINDOW) -> list:
         """The events of the latest steps since the last change."""
         events = self.engine.trace.events[max(0, self.since - self.engine.trace.dropped):]
         events = [e for e in events if e.kind == "step"]
-        late = sorted({e.step for e in events})[-WINDOW:]
+        late = sorted({e.step for e in events})[-most:]
         return [e for e in events if late and e.step >= late[0]]
 
     def numbers(self) -> dict:
@@ -106,11 +106,10 @@ class Server:
 
 def picture(server: Server) -> Figure:
     """The same as the widget shows, as a figure: when the stages work, the drafters' shares, and the numbers."""
-    numbers, steps = server.numbers(), server.steps()
-    late = sorted({e.step for e in steps})[-ROUNDS:]
+    numbers = server.numbers()
     top = next(iter(numbers["served"]))
     share = numbers["served"][top] / sum(numbers["served"].values())
-    return plots.dashboard(replay([e for e in steps if e.step >= late[0]]), numbers["served"],
+    return plots.dashboard(replay(server.steps(ROUNDS)), numbers["served"],
                            title=f"{_goodput(numbers)} with {server.settings['at_once']} requests at once (measured "
                                  f"here); {'no drafter' if top == 'none' else top} in {share:.0%} of the verifications")
 
@@ -193,26 +192,22 @@ def _colours(server: Server) -> dict[str, str]:
 
 def _stages(server: Server) -> str:
     """Drafting and verifying in the latest steps, one above the other; bars of drafting have their drafter's colour."""
-    steps, width = server.steps(), 940
-    late = sorted({e.step for e in steps})[-ROUNDS:]
-    shown = [e for e in steps if e.step in late]
+    shown, width = server.steps(ROUNDS), 940
     if not shown:
         return "<p>Nothing is served yet: press <b>start</b>.</p>"
-    begin = min(min(e.draft_began or e.target_began for e in shown), min(e.target_began for e in shown))
+    begin = min(at for e in shown for at in (e.draft_began or e.target_began, e.target_began))
     end = max(e.target_began + e.target_seconds + e.verify_seconds for e in shown)
-    scale, colours, bars = (width - 60) / (end - begin), _colours(server), []
-    for e in {(e.step, e.drafter): e for e in shown}.values():
-        if e.draft_seconds:
-            bars.append((e.draft_began, e.draft_seconds, 4, colours.get(e.drafter, "#999"), f"{e.drafter} drafts"))
-    for e in {e.step: e for e in shown}.values():
-        bars.append((e.target_began, e.target_seconds + e.verify_seconds, 34, look.BLUE,
-                     f"step {e.step}: the target verifies {e.batch} requests"))
+    scale, colours = (width - 60) / (end - begin), _colours(server)
+    bars = [(e.draft_began, e.draft_seconds, 4, colours.get(e.drafter, "#999"), f"{e.drafter} drafts")
+            for e in {(e.step, e.drafter): e for e in shown}.values() if e.draft_seconds]
+    bars += [(e.target_began, e.target_seconds + e.verify_seconds, 34, look.BLUE,
+              f"step {e.step}: the target verifies {e.batch} requests") for e in {e.step: e for e in shown}.values()]
     shapes = "".join(f"<rect x='{60 + (at - begin) * scale:.1f}' y='{y}' width='{max(1.5, seconds * scale):.1f}' "
                      f"height='24' fill='{colour}' stroke='white' stroke-width='.6'><title>{escape(text)}, "
                      f"{1000 * seconds:.0f} ms</title></rect>" for at, seconds, y, colour, text in bars)
     words = "".join(f"<text x='0' y='{y}' fill='currentColor' font-size='13'>{stage}</text>"
                     for stage, y in zip(STAGES, (21, 51)))
-    return (f"<div style='opacity:.7;margin-top:8px'>the last {len(late)} steps, {1000 * (end - begin):.0f} ms</div>"
+    return (f"<div style='opacity:.7;margin-top:8px'>the last {len({e.step for e in shown})} steps, {1000 * (end - begin):.0f} ms</div>"
             f"<svg viewBox='0 0 {width} 62' style='width:100%'>{words}{shapes}</svg>")
 
 
@@ -222,10 +217,9 @@ def _requests(server: Server) -> str:
     for number, (request, texts) in sorted(server.requests.items()):
         e = last.get(number)
         drafter = (e.drafter or "none") if e else ""
-        rows.append((f"#{number} {texts}", drafter, f"{e.accepted} of {len(e.drafted)}" if e else "is being read",
-                     len(request.output_ids), colours.get(drafter, "#999")))
-    return _table(("request", "drafter", "accepted in its last step", "tokens"), [row[:4] for row in rows],
-                  dots=[row[4] for row in rows])
+        rows.append((f"#{number} {texts}", (colours.get(drafter, "#999"), drafter),
+                     f"{e.accepted} of {len(e.drafted)}" if e else "is being read", len(request.output_ids)))
+    return _table(("request", "drafter", "accepted in its last step", "tokens"), rows)
 
 
 def _shares(numbers: dict) -> str:
@@ -245,13 +239,15 @@ def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:.0%}"
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence], name: str = "", dots: Sequence[str] = ()) -> str:
-    """``dots``: a colour for each row's second cell. No table without rows."""
+def _table(heads: Sequence[str], rows: Sequence[Sequence], name: str = "") -> str:
+    """A cell is a value, or a pair of a dot's colour and the value behind it. No table without rows."""
+    def cell(value) -> str:
+        colour, value = value if isinstance(value, tuple) else (None, value)
+        dot = f"<span style='color:{colour}'>●</span> " if colour else ""
+        return f"<td style=padding-right:16px>{dot}{escape(str(value))}</td>"
+
     if not rows:
         return ""
-    cells = [[escape(str(value)) for value in row] for row in rows]
-    for row, colour in zip(cells, dots):
-        row[1] = f"<span style='color:{colour}'>●</span> {row[1]}"
     head = "".join(f"<th style='text-align:left;padding-right:16px'>{h}</th>" for h in heads)
-    body = "".join(f"<tr>{''.join(f'<td style=padding-right:16px>{cell}</td>' for cell in row)}</tr>" for row in cells)
+    body = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
     return f"<table data-table='{name}' style='margin-top:10px'><tr>{head}</tr>{body}</table>"

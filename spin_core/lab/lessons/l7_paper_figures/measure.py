@@ -53,8 +53,8 @@ def remains(requests: int) -> dict[str, dict[str, float]]:
     return out
 
 
-def bounds(data_set: str, requests: int, target: str = "LLaMA-7B") -> dict[str, float]:
-    """What SPIN can bring at most over vanilla, by the model: each part, were it perfect and the others not there, and
+def bounds(data_set: str, requests: int) -> dict[str, float]:
+    """What SPIN can bring at most over vanilla with LLaMA-7B, by the model: each part, were it perfect and the others not there, and
     all of them together.
 
     "selection": every request has the drafter that is best for it, known beforehand, at the price of a pass that all
@@ -66,7 +66,7 @@ def bounds(data_set: str, requests: int, target: str = "LLaMA-7B") -> dict[str, 
     draft = {arm: paper.stages(data_set, arm, requests=requests)["draft"] for arm in DRAFTERS}
     ways = {}
     for strategy in ("padded", "decomposed"):
-        steps = paper.serve(data_set, target, paper.VANILLA, strategy=strategy, requests=requests).steps
+        steps = paper.serve(data_set, "LLaMA-7B", paper.VANILLA, strategy=strategy, requests=requests).steps
         ways[strategy] = float(np.median(steps["end"] - steps["begin"]))
     tokens = np.minimum(recording.accepted, paper.GAMMA) + 1.0
     mean = np.add.reduceat(tokens, recording.starts[:-1], axis=1) / recording.lengths      # per drafter and request
@@ -82,11 +82,11 @@ def bounds(data_set: str, requests: int, target: str = "LLaMA-7B") -> dict[str, 
 
 def at_scale(data_set: str, batch: int, requests: int,
              policies: Sequence[str] = (*DRAFTERS, "none", "greedy", "epsilon-greedy", "spin", "spin-full"),
-             target: str = "LLaMA-7B", hypothesis: str = "cached") -> dict[str, float]:
+             hypothesis: str = "cached") -> dict[str, float]:
     """Goodput of every fixed drafter, of plain decoding, of SPIN's rivals and of its selections, all over decomposed
     verification."""
     count = _enough(requests, batch)
-    return {p: paper.serve(data_set, target, p, batch=batch, requests=count, hypothesis=hypothesis).goodput
+    return {p: paper.serve(data_set, "LLaMA-7B", p, batch=batch, requests=count, hypothesis=hypothesis).goodput
             for p in policies}
 
 

@@ -32,12 +32,10 @@ def paper_shape(width: int) -> str:
     return f"1,1,{width},1,1,1,1,1"
 
 
-def verifications(engine: Engine, name: str, prompts: Sequence[Prompt], params: SamplingParams,
-                  gamma: int | None = None) -> list[list[Event]]:
+def verifications(engine: Engine, name: str, prompts: Sequence[Prompt], params: SamplingParams) -> list[list[Event]]:
     """Per prompt its verifications, drafted for by ``name``; sampling prompts have seeds 0, 1, ..."""
     start = len(engine.trace.events)
-    requests = engine.generate(prompts, [params.with_(seed=seed) for seed in range(len(prompts))], drafter=name,
-                               gamma=gamma)
+    requests = engine.generate(prompts, [params.with_(seed=seed) for seed in range(len(prompts))], drafter=name)
     if failed := [r.error for r in requests if r.error]:
         raise RuntimeError(failed[0])
     if name in engine.retired:

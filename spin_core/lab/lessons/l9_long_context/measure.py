@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from scipy.optimize import brentq
 
 from spin_core import theory
 from spin_core.engine import Engine
@@ -26,11 +27,8 @@ def tau(system: spire.System, context: int, drafted: int) -> float:
     known = system.tau[min(system.tau, key=lambda length: abs(length - context))]
     if drafted == spire.DRAFTED:
         return known
-    low, high = 0.0, 1.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if theory.expected_tokens(middle, spire.DRAFTED) < known else (low, middle)
-    return float(theory.expected_tokens(low, drafted))
+    alpha = brentq(lambda alpha: theory.expected_tokens(alpha, spire.DRAFTED) - known, 0, 1)
+    return float(theory.expected_tokens(alpha, drafted))
 
 
 def multipliers(batch: int, context: int, drafted: int = spire.DRAFTED, window: int | None = None,
@@ -77,7 +75,17 @@ def acceptance(family, group: str, windows: Sequence[str], context: int, prompts
 
 def stored_acceptance() -> tuple[list[dict], dict] | None:
     """The same as ``bench spire`` measured it, and where; None if no machine has stored it."""
-    found = stored("spire", lambda row: "texts" in row)
+    return _spire("texts")
+
+
+def measured_ladder() -> tuple[list[dict], dict] | None:
+    """The trained rungs that a machine has recorded, and where they are from; None if none has."""
+    return _spire("rung")
+
+
+def _spire(key: str) -> tuple[list[dict], dict] | None:
+    """The rows of ``bench spire`` that have the key."""
+    found = stored("spire", lambda row: key in row)
     return (found[0].rows, found[0].origin) if found else None
 
 
@@ -126,9 +134,3 @@ def _timed(recording: Recording, batch: int, gamma: int, directory) -> tuple[dic
         if rows and found.origin.get("cpu") == recording.about["cpu"]:
             return rows, found.origin
     return {}, {}
-
-
-def measured_ladder() -> tuple[list[dict], dict] | None:
-    """The trained rungs that a machine has recorded, and where they are from; None if none has."""
-    found = stored("spire", lambda row: "rung" in row)
-    return (found[0].rows, found[0].origin) if found else None
