@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from matplotlib.figure import Figure
 
 from spin_core.lab import provenance
 from spin_core.lab.lessons import look
+from spin_core.lab.reproduce.notebooks import literals
 from spin_core.lab.results import figures
 
 _folder = Path("figures")       # where show() keeps figures; begin() sets it
@@ -48,17 +48,10 @@ def _refuse_unknown_parameters() -> None:
     shell = get_ipython()
     cells = shell.user_ns.get("In", []) if shell else []
     for defaults, given in zip(cells, cells[1:]):
-        if given.startswith("# Parameters\n") and "figures_dir" in _assigned(defaults):
-            known, unknown = _assigned(defaults), sorted(_assigned(given) - _assigned(defaults))
+        if given.startswith("# Parameters\n") and "figures_dir" in defaults:
+            known, unknown = sorted(literals(defaults)), sorted(literals(given).keys() - literals(defaults).keys())
             if unknown:
-                raise ValueError(f"unknown parameters {', '.join(unknown)}; known: {', '.join(sorted(known))}")
-
-
-def _assigned(source: str) -> set[str]:
-    try:
-        return {node.id for node in ast.walk(ast.parse(source)) if isinstance(getattr(node, "ctx", None), ast.Store)}
-    except SyntaxError:         # a magic command
-        return set()
+                raise ValueError(f"unknown parameters {', '.join(unknown)}; known: {', '.join(known)}")
 
 
 def show(name: str, figure: Figure, *series: dict, caption: str, finding: str = "",
@@ -70,6 +63,7 @@ def show(name: str, figure: Figure, *series: dict, caption: str, finding: str = 
     :func:`begin` was given. Raises ValueError for a figure without a finding and without a title.
     """
     finding = finding or figure.get_suptitle() or next((axes.get_title("left") for axes in figure.axes), "")
+    finding = " ".join(finding.split())         # a title may have several lines
     if not finding:
         raise ValueError(f"figure {name}: say what it shows, by finding=... or by its title")
     kinds = [kind for kind in figures.KINDS if any(one["kind"] == kind for one in series)]

@@ -22,6 +22,7 @@ README = ROOT / "README.md"
 START, END = "<!-- table: python -m spin_core reproduce --table -->", "<!-- end of table -->"
 MODELS = {"cached": "with a KV cache", "recompute": "no KV cache"}
 """Hypotheses that are shown -> their columns."""
+HEADS = ("published", *(f"modelled, {model}" for model in MODELS.values()), "measured")
 
 
 class Results:
@@ -169,6 +170,11 @@ class Line:
     measured: str
     close: frozenset[str]
 
+    def cells(self, bold: str) -> list[str]:
+        """What the numbers say and the numbers under ``HEADS``; those that are close stand in the braces of ``bold``."""
+        modelled = [bold.format(value) if model in self.close else value for model, value in self.modelled.items()]
+        return [self.row.what, self.published, *modelled, self.measured]
+
 
 def lines(results: Results, report: dict) -> list[Line]:
     """The rows whose figures are there, with the numbers of ``results`` and of the table of hypotheses."""
@@ -194,12 +200,9 @@ def table(directory: str | Path | None = None) -> str:
         raise ValueError(f"the table needs the figures {', '.join(sorted(missing))}: run their notebooks first")
     if report is None:
         raise ValueError(f"the table needs {hypotheses.STORED}: run python -m spin_core bench hypotheses --json")
-    text = ["| | published | modelled, " + " | modelled, ".join(MODELS.values()) + " | measured | figure |",
-            "|---" + "|---:" * (len(MODELS) + 2) + "|---|"]
-    for line in lines(results, report):
-        modelled = [f"**{value}**" if model in line.close else value for model, value in line.modelled.items()]
-        text.append(f"| {' | '.join([line.row.what, line.published, *modelled, line.measured])} | "
-                    f"[{line.row.figure}](figures/{line.row.figure}.svg) |")
+    text = [f"| | {' | '.join([*HEADS, 'figure'])} |", "|---" + "|---:" * len(HEADS) + "|---|"]
+    text += [f"| {' | '.join(line.cells('**{}**'))} | [{line.row.figure}](figures/{line.row.figure}.svg) |"
+             for line in lines(results, report)]
     return "\n".join(text)
 
 

@@ -95,14 +95,9 @@ def _table(lines: list[comparison.Line]) -> str:
     """Published, modelled and measured side by side."""
     if not lines:
         return ""
-    heads = ["", "published", *(f"modelled, {model}" for model in comparison.MODELS.values()), "measured"]
-    rows = ["<tr>" + "".join(f"<th>{head}</th>" for head in heads) + "</tr>"]
-    for line in lines:
-        cells = [f"<td>{escape(line.published)}</td>",
-                 *(f"<td>{'<b>' * (m in line.close)}{escape(v)}{'</b>' * (m in line.close)}</td>"
-                   for m, v in line.modelled.items()), f"<td>{escape(line.measured)}</td>"]
-        rows.append(f"<tr><td>{escape(line.row.what)}</td>{''.join(cells)}</tr>")
-    return f"<table>{''.join(rows)}</table>\n"
+    rows = ["".join(f"<th>{head}</th>" for head in ("", *comparison.HEADS)),
+            *("".join(f"<td>{cell}</td>" for cell in line.cells("<b>{}</b>")) for line in lines)]
+    return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>\n"
 
 
 def _source(series: dict) -> str:

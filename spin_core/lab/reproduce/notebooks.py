@@ -49,21 +49,23 @@ def parameters(notebook: NotebookNode) -> dict[str, Any]:
         where = f" (cells {', '.join(str(i) for i, _ in tagged)})" if tagged else ""
         raise NotebookError(f"needs exactly one code cell tagged 'parameters', has {len(tagged)}{where}")
     number, cell = tagged[0]
-    values = {}
     try:
-        for statement in ast.parse(cell.source).body:
-            if isinstance(statement, ast.AnnAssign):
-                targets = [statement.target]
-            elif isinstance(statement, ast.Assign):
-                targets = statement.targets
-            else:
-                raise ValueError(f"line {statement.lineno} is no assignment")
-            if len(targets) != 1 or not isinstance(targets[0], ast.Name) or statement.value is None:
-                raise ValueError(f"line {statement.lineno} is not 'name = literal'")
-            values[targets[0].id] = ast.literal_eval(statement.value)
+        return literals(cell.source)
     except (SyntaxError, ValueError) as error:
         why = f"cell {number}, tagged 'parameters', must hold plain literals only: {error}"
         raise NotebookError(why) from error
+
+
+def literals(source: str) -> dict[str, Any]:
+    """Names and values of a cell's assignments. Raises ValueError for anything but ``name = literal`` lines."""
+    values = {}
+    for statement in ast.parse(source).body:
+        if not isinstance(statement, (ast.Assign, ast.AnnAssign)):
+            raise ValueError(f"line {statement.lineno} is no assignment")
+        targets = getattr(statement, "targets", None) or [statement.target]
+        if len(targets) != 1 or not isinstance(targets[0], ast.Name) or statement.value is None:
+            raise ValueError(f"line {statement.lineno} is not 'name = literal'")
+        values[targets[0].id] = ast.literal_eval(statement.value)
     return values
 
 

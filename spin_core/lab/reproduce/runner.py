@@ -82,43 +82,35 @@ def run_all(notebooks: list[Path], output: Path, *, profile: str = "default", de
         state, package = State(runs / "state.json"), package_digest()
         jobs = [Job(path.resolve()) for path in notebooks]
         with Progress([job.name for job in jobs], state.seconds()) as progress:
+
+            def run(job: Job) -> str:
+                """Run one notebook, unless it is finished already, and record it: what is said of that."""
+                source = nbformat.read(job.path, as_version=4)
+                known, digest = parameters(source), notebook_digest(source, package, profile, device)
+                if not fresh and state.finished(job.name, digest, runs, figures_dir):
+                    job.status = "unchanged"
+                    return "unchanged, nothing to do"
+                values = {"profile": profile, "device": device,
+                          # relative, so that no executed copy shows where this checkout lies
+                          "figures_dir": os.path.relpath(figures_dir, job.path.parent)}
+                progress.start(job.name, len(source.cells))
+                _execute(job, {name: value for name, value in values.items() if name in known}, runs,
+                         cell_seconds or CELL_SECONDS[profile], profile, progress)
+                made = [d["name"] for d in figures.read(figures_dir) if d["notebook"] == job.name]
+                state.record(job.name, digest=digest, seconds=round(job.seconds, 1), figures=made)
+                job.status = "finished"
+                return f"finished in {clock(job.seconds)}"
+
             for job in jobs:
                 try:
-                    _run_one(job, state, package, runs, figures_dir, profile, device, fresh,
-                             cell_seconds or CELL_SECONDS[profile], progress)
+                    words = run(job)
                 except Exception as error:      # whatever went wrong with one notebook, the others still run
                     job.status = "failed"
-                    expected = isinstance(error, NotebookError)
-                    job.error = str(error) if expected else f"{type(error).__name__}: {error}"
+                    job.error = str(error) if isinstance(error, NotebookError) else f"{type(error).__name__}: {error}"
                     state.record(job.name, digest=None)
-                progress.finish(job.name, **_report(job))
+                    words = f"FAILED, {job.error}"
+                progress.finish(job.name, words, job.seconds if job.status == "finished" else None)
     return jobs
-
-
-def _report(job: Job) -> dict[str, Any]:
-    if job.status == "finished":
-        return {"words": f"finished in {clock(job.seconds)}", "seconds": job.seconds}
-    return {"words": "unchanged, nothing to do" if job.status == "unchanged" else f"FAILED, {job.error}"}
-
-
-def _run_one(job: Job, state: State, package: str, runs: Path, figures_dir: Path, profile: str, device: str,
-             fresh: bool, cell_seconds: int, progress: Progress) -> None:
-    """Run one notebook, unless it is finished already, and record it."""
-    source = nbformat.read(job.path, as_version=4)
-    declared = parameters(source)
-    digest = notebook_digest(source, package, profile, device)
-    if not fresh and state.finished(job.name, digest, runs, figures_dir):
-        job.status = "unchanged"
-        return
-    values = {"profile": profile, "device": device,
-              # relative, so that no executed copy shows where this checkout lies
-              "figures_dir": os.path.relpath(figures_dir, job.path.parent)}
-    values = {name: value for name, value in values.items() if name in declared}
-    progress.start(job.name, len(source.cells))
-    _execute(job, values, runs, cell_seconds, profile, progress)
-    made = [d["name"] for d in figures.read(figures_dir) if d["notebook"] == job.name]
-    state.record(job.name, digest=digest, seconds=round(job.seconds, 1), figures=made)
-    job.status = "finished"
 
 
 def _execute(job: Job, values: dict[str, Any], runs: Path, cell_seconds: int, profile: str, progress: Progress) -> None:
