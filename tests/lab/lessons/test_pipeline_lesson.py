@@ -10,6 +10,7 @@ import matplotlib
 import pytest
 import tiny
 from matplotlib.image import imread
+from test_plots import words
 
 from spin_core.lab.bench import pipeline as bench
 from spin_core.engine import Engine
@@ -21,10 +22,6 @@ from spin_core.request import SamplingParams
 matplotlib.use("Agg")
 PARAMS = SamplingParams(max_new_tokens=24, stop_ids=())
 PROMPTS = [[i, 4, i] for i in range(4)]
-
-
-def words(figure) -> str:
-    return "\n".join(t.get_text() for t in figure.findobj(matplotlib.text.Text))
 
 
 TURNS, BESIDE = simulate([1.0], [2.0], 2, overlap=False), simulate([0.5] * 2, [1.0] * 2, 2)

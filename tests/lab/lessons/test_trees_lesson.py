@@ -10,6 +10,7 @@ import pytest
 import tiny
 from ipywidgets import HTML, Dropdown, FloatSlider, IntSlider, Text
 from scipy import stats
+from test_widgets import controls
 
 from spin_core.engine import Engine
 from spin_core.lab.lessons.l8_token_trees import measure as trees, plots, steps as tree_steps, widgets
@@ -99,10 +100,6 @@ def test_the_tables_and_the_map_are_drawn():
     assert {"a, measured", "SpecInfer, published"} <= set(words(figure))
     shown = words(plots.latency({1: {1: 20.0, 3: 15.0}, 8: {1: 10.0, 3: 13.0}}))
     assert {"0.75\n15 ms", "1.30\n13 ms", "1.00\n20 ms"} <= set(shown)
-
-
-def controls(panel, kind) -> list:
-    return [c for c in panel.children[0].children if isinstance(c, kind)]
 
 
 def test_the_editor_redraws_for_every_control_and_answers_nonsense_in_words(engine, monkeypatch):

@@ -8,14 +8,11 @@ import warnings
 import matplotlib
 import pytest
 import torch
+from test_trees_lesson import words
 
 from spin_core.lab.lessons.l1_speculation import plots
 from spin_core.lab.lessons import look
 from spin_core.lab.lessons.l6_verify_kernel import checks, measure as verify_times, plots as verify_kernel
-
-
-def words(figure) -> list[str]:
-    return [t.get_text() for t in figure.findobj(matplotlib.text.Text)]
 
 
 def test_timings_of_every_way_and_case():

@@ -95,8 +95,3 @@ def test_a_real_picture_changes_and_stays_small():
     assert first.startswith(b"\x89PNG") and len(first) < 120_000
     controls(panel, Button)[1].click()
     assert bytes(panel.picture.value).startswith(b"\x89PNG") and bytes(panel.picture.value) != first
-
-
-def test_without_widgets_a_viewer_shows_one_plain_line():
-    panel = widgets.theory()
-    assert panel._repr_mimebundle_()["text/plain"] == "[a widget: run this notebook to use it]"
