@@ -73,7 +73,12 @@ def paths(folder: Path) -> list[Path]:
 
 
 def read(path: Path) -> Shard:
-    return Shard(**load_whole(path))
+    """ValueError, naming the file, where it is damaged."""
+    try:
+        return Shard(**load_file(path))
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged ({error}): delete the shards from its number on; the same command makes "
+                         "them anew") from error
 
 
 def seed_of(path: Path) -> int:
@@ -91,15 +96,6 @@ def save_whole(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] 
     """``save_file`` that never leaves half a file under ``path``."""
     with writing(path) as part:
         save_file(tensors, part, metadata)
-
-
-def load_whole(path: Path) -> dict[str, Tensor]:
-    """``load_file`` for shards and states. ValueError, naming the file, where it is damaged."""
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged ({error}): delete the shards and states from its number on; the same "
-                         "command makes them anew") from error
 
 
 def fingerprint(shards: Iterable[Shard]) -> str:

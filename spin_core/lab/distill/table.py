@@ -38,17 +38,16 @@ def make_table(shards: list[Shard], vocab_size: int, max_entries: int, bound: fl
     out: a shorter one may know better. So are contexts of more than LONGEST tokens whose follower came only once. Of
     more than ``max_entries`` the most frequent stay.
     """
+    import pandas as pd         # half a second, which other commands need not wait for
+
     ids, place, answer = _flat(shards)
-    tables = [_count(ids, np.flatnonzero(answer & (place >= length)), length, vocab_size)
-              for length in range(1, longest + 1)]
-    contexts, followers, counts, shares = (np.concatenate(column) for column in zip(*tables))
-    sizes = np.repeat(np.arange(1, longest + 1), [len(column) for column, *_ in tables])
-    usual = np.flatnonzero((shares >= bound) & ((sizes <= LONGEST) | (counts >= RARE)))
-    best = usual[np.argsort(-counts[usual], kind="stable")[:max_entries]]
-    best = best[np.argsort(contexts[best], kind="stable")]
-    best = best[np.r_[True, np.diff(contexts[best]) != 0][:len(best)]]      # two contexts may share a key by chance
-    return {"contexts": torch.from_numpy(contexts[best]),
-            "followers": torch.from_numpy(followers[best].astype("int32"))}
+    table = pd.concat([_followers(ids, np.flatnonzero(answer & (place >= length)), length, vocab_size)
+                       for length in range(1, longest + 1)], ignore_index=True)
+    usual = table[(table["share"] >= bound) & ((table["length"] <= LONGEST) | (table["count"] >= RARE))]
+    best = usual.sort_values("count", ascending=False, kind="stable").head(max_entries)
+    best = best.sort_values("context", kind="stable").drop_duplicates("context")    # two may share a key by chance
+    return {"contexts": torch.from_numpy(best["context"].to_numpy("int64", copy=True)),
+            "followers": torch.from_numpy(best["follower"].to_numpy("int32"))}
 
 
 def _flat(shards: list[Shard]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -60,23 +59,19 @@ def _flat(shards: list[Shard]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return joined.tokens.numpy().astype("int64"), place.numpy(), answer.numpy()
 
 
-def _count(ids: np.ndarray, at: np.ndarray, length: int, vocab_size: int):
-    """For contexts of ``length`` tokens before the places ``at``: keys, usual followers, their counts and shares."""
-    if not len(at):
-        return np.zeros(0, "int64"), np.zeros(0, "int64"), np.zeros(0, "int64"), np.zeros(0)
+def _followers(ids: np.ndarray, at: np.ndarray, length: int, vocab_size: int):
+    """A table of the contexts of ``length`` tokens before the places ``at``: each one's key (``context``), its usual
+    ``follower``, and that one's ``count`` and ``share``."""
+    import pandas as pd
+
     keys = np.zeros(len(at), dtype="int64")
     for back in range(length, 0, -1):
         keys = (keys * (vocab_size + 1) + ids[at - back] + 1) & MASK
-    order = np.lexsort((ids[at], keys))
-    keys, next_ = keys[order], ids[at][order]
-    new_pair = np.flatnonzero(np.r_[True, (np.diff(keys) != 0) | (np.diff(next_) != 0)])
-    pair_counts = np.diff(np.r_[new_pair, len(keys)])
-    pair_keys, pair_next = keys[new_pair], next_[new_pair]
+    pairs = pd.DataFrame({"context": keys, "follower": ids[at]}).value_counts(sort=False).reset_index()
+    pairs["share"] = pairs["count"] / (pairs.groupby("context")["count"].transform("sum") + 1)
     # the most frequent follower first, of equals the lowest id
-    order = np.lexsort((pair_next, -pair_counts, pair_keys))
-    first = order[np.flatnonzero(np.r_[True, np.diff(pair_keys[order]) != 0])]
-    contexts, totals = np.unique(keys, return_counts=True)
-    return contexts, pair_next[first], pair_counts[first], pair_counts[first] / (totals + 1)
+    pairs = pairs.sort_values(["context", "count", "follower"], ascending=[True, False, True])
+    return pairs.drop_duplicates("context").assign(length=length)
 
 
 def training_part(shards: Iterable[Shard]) -> list[Shard]:
