@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import importlib
 import statistics
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from spin_core.decompose.calibrate import timed
 from spin_core.lab.bench import Bar, Report
+from spin_core.lab.bench.timing import interleaved
 from spin_core.lab.bench.verify_cases import GAMMA, case, needed_bytes
 from spin_core.verify import chain
 
@@ -64,8 +67,7 @@ def _row(device: str, vocab: int, batch: int, dtype: torch.dtype, accept_all: bo
            "floor_us": floor * 1e6, "share_of_floor": floor / ours, "equal_to_reference": equal}
     for name, call in _others(sets, device, notes):
         try:
-            timed = _eager_seconds if name == "reference" else _seconds
-            row[f"{name}_us"] = timed(call, len(sets), repeats, device) * 1e6
+            row[f"{name}_us"] = _seconds(call, len(sets), repeats, device, captured=name != "reference") * 1e6
         except Exception as error:      # another's kernel: any failure of its own is its result
             _note(notes, f"{name} did not run here: {type(error).__name__}: {str(error)[:120]}")
     return row
@@ -133,52 +135,26 @@ def _note(notes: list[str], text: str) -> None:
 
 # ---- clocks
 
-def _seconds(call: Callable[[int], object], inputs: int, repeats: int, device: str) -> float:
-    """Median device seconds of one call out of a captured graph; call ``i`` works on input set i."""
-    if device == "cpu":
-        return _eager_seconds(call, inputs, repeats, device)
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            call(0)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(inputs):
-            call(i)
-    return _replayed(graph.replay, repeats, device) / inputs
+def _seconds(call: Callable[[int], object], inputs: int, repeats: int, device: str, captured: bool = True) -> float:
+    """Median seconds of one call, out of a captured graph: the device's time; call ``i`` works on input set i.
+    ``captured`` False: for what cannot be captured, because it asks the device something on its way."""
+    calls = [partial(call, i) for i in range(inputs)]
+    if captured or device == "cpu":
+        return float(np.median(timed([calls], torch.device(device), 1 if device == "cpu" else repeats)))
 
+    def eagerly() -> None:
+        for one in calls:
+            one()
+        torch.cuda.synchronize()
 
-def _eager_seconds(call: Callable[[int], object], inputs: int, repeats: int, device: str) -> float:
-    """As :func:`_seconds` for what cannot be captured, because it asks the device something on its way."""
-    times = 1 if device == "cpu" else max(3, repeats // 5)
-    return _replayed(lambda: [call(i) for i in range(inputs)], times, device) / inputs
-
-
-def _replayed(work: Callable[[], object], repeats: int, device: str) -> float:
-    work()
-    times = []
-    for _ in range(repeats):
-        if device == "cpu":
-            began = time.perf_counter()
-            work()
-            times.append(time.perf_counter() - began)
-            continue
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        work()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
-    return statistics.median(times)
+    return interleaved({"": eagerly}, max(3, repeats // 5))[""] / inputs
 
 
 def copy_bandwidth(device: str, repeats: int = 20) -> float:
     """Bytes per second, read and written, of a large copy on the device."""
     source = torch.randn((256 if device != "cpu" else 1) * 2**20, device=device)
     target = torch.empty_like(source)
-    seconds = _replayed(lambda: target.copy_(source), repeats, device)
-    return 2 * source.numel() * source.element_size() / seconds
+    return 2 * source.nbytes / _seconds(lambda i: target.copy_(source), 1, repeats, device)
 
 
 def _sets(batch: int, vocab: int, dtype: torch.dtype, accept_all: bool, device: str) -> list:
