@@ -8,6 +8,8 @@ are counts and do not depend on the machine; milliseconds do.
 from __future__ import annotations
 
 import argparse
+from functools import cache
+from itertools import product
 
 from spin_core import zoo
 from spin_core.lab.bench import Bar, Report, positive
@@ -16,7 +18,7 @@ from spin_core.lab.simulate.best_shape import best_shape
 from spin_core.engine import Engine
 from spin_core.lab.lessons.l8_token_trees import measure as trees
 from spin_core.lab.lessons.l6_verify_kernel import rules as verify_rules
-from spin_core.request import SamplingParams
+from spin_core.request import Request, SamplingParams
 from spin_core.workloads import SETS as WORKLOADS, load_workload
 
 DESCRIPTION = "token trees: SpecInfer's tables beside ours, width by batch, merged trees, Sequoia's shapes"
@@ -45,106 +47,119 @@ def run(args) -> Report:
 
 def measure(engine: Engine, prompts: dict[str, list], args) -> Report:
     """The parts of ``args.only`` with an idle ``engine``; ``prompts`` by workload."""
-    settings = {"greedy": SamplingParams(max_new_tokens=args.max_new_tokens),
-                     "sampled": SamplingParams(temperature=1.0, max_new_tokens=args.max_new_tokens, seed=0)}
-    mix = [prompt for each in zip(*prompts.values()) for prompt in each]
-    report = Report("trees", [], notes=[
-        f"{len(mix)} prompts of {len(prompts)} workloads, {args.max_new_tokens} tokens; sampled: temperature 1",
-        "published: SpecInfer (arXiv 2305.09781), its models and data; tau = tokens per verification"])
+    trial = Trial(engine, prompts, args)
+    for part in PARTS:
+        if part in args.only:
+            getattr(trial, part)()
+    return trial.report
 
-    def row(part: str, decoding: str, drafter: str, at, measured: float | trees.Estimate,
+
+class Trial:
+    """A method for each part, which adds its rows and bars to ``report``. What two parts need is measured once."""
+
+    def __init__(self, engine: Engine, prompts: dict[str, list], args) -> None:
+        self.engine, self.prompts, self.args = engine, prompts, args
+        self.first, self.second = args.drafters
+        self.settings = {"greedy": SamplingParams(max_new_tokens=args.max_new_tokens),
+                         "sampled": SamplingParams(temperature=1.0, max_new_tokens=args.max_new_tokens, seed=0)}
+        self.mix = [prompt for each in zip(*prompts.values()) for prompt in each]
+        self.report = Report("trees", [], notes=[
+            f"{len(self.mix)} prompts of {len(prompts)} workloads, {args.max_new_tokens} tokens; sampled: temperature "
+            "1", "published: SpecInfer (arXiv 2305.09781), its models and data; tau = tokens per verification"])
+
+    def row(self, part: str, decoding: str, drafter: str, at, measured: float | trees.Estimate,
             published: float | None = None) -> None:
         interval = {"low": measured.low, "high": measured.high} if isinstance(measured, trees.Estimate) else {}
-        report.rows.append({"part": part, "decoding": decoding, "drafter": drafter, "at": at,
-                            "measured": getattr(measured, "value", measured), "published": published} | interval)
+        self.report.rows.append({"part": part, "decoding": decoding, "drafter": drafter, "at": at,
+                                 "measured": getattr(measured, "value", measured), "published": published} | interval)
 
-    def tau(name: str, decoding: str, which: list | None = None) -> trees.Estimate:
-        which = mix if which is None else which
-        return trees.tokens_per_verification(trees.verifications(engine, name, which, settings[decoding]))
+    def bar(self, name: str, value: float, target: str) -> None:
+        self.report.bars.append(Bar(name, value, target))
 
-    texts = {}
-    if {"match", "shape"} & set(args.only):
-        for decoding in settings:
-            seeded = [settings[decoding].with_(seed=seed) for seed in range(len(mix))]
-            texts[decoding] = engine.generate(mix, seeded, drafter="ngram")
-    if "match" in args.only:
-        for decoding in settings:
-            for name in args.drafters:
-                rates = trees.match_rates([trees.ranks(engine, name, [text]) for text in texts[decoding]])
-                for k, (rate, theirs) in enumerate(zip(rates, trees.PUBLISHED_MATCH[decoding]), 1):
-                    row("1: token among first k", decoding, name, k, rate, theirs)
+    @cache
+    def tau(self, tree: str, decoding: str, workload: str | None = None) -> trees.Estimate:
+        """Tokens per verification with the drafter "tree:..." on all prompts, or on a workload's."""
+        which = self.mix if workload is None else self.prompts[workload]
+        return trees.tokens_per_verification(
+            trees.verifications(self.engine, f"tree:{tree}", which, self.settings[decoding]))
 
-    if "distance" in args.only:
+    @cache
+    def texts(self, decoding: str) -> list[Request]:
+        """The target's answers."""
+        seeded = [self.settings[decoding].with_(seed=seed) for seed in range(len(self.mix))]
+        return self.engine.generate(self.mix, seeded, drafter="ngram")
+
+    def match_rates(self, drafter: str, decoding: str, most: int = 5) -> list[trees.Estimate]:
+        return trees.match_rates([trees.ranks(self.engine, drafter, [text]) for text in self.texts(decoding)], most)
+
+    def distance(self) -> None:
         rules = verify_rules.LOSSLESS | verify_rules.BIASED
         found = {name: verify_rules.measure(rule)[0] for name, rule in rules.items()}
         for name, distance in found.items():
-            row("distance from p", "sampled", "six tokens", name, distance)
-        report.bars += [Bar("distance from p of the allowed child rules, largest",
-                            max(found[name] for name in verify_rules.LOSSLESS), "<= 1e-9"),
-                        Bar("distance from p of the refused child rules against an earlier enumeration, "
-                            "largest difference",
-                            max(abs(found[name] - known) for name, known in verify_rules.DISTANCES.items()),
-                            "<= 0.005")]
-        report.notes.append("distance: the earlier enumeration's p and q were not kept; ours reproduce it")
+            self.row("distance from p", "sampled", "six tokens", name, distance)
+        self.bar("distance from p of the allowed child rules, largest",
+                 max(found[name] for name in verify_rules.LOSSLESS), "<= 1e-9")
+        self.bar("distance from p of the refused child rules against an earlier enumeration, largest difference",
+                 max(abs(found[name] - known) for name, known in verify_rules.DISTANCES.items()), "<= 0.005")
+        self.report.notes.append("distance: the earlier enumeration's p and q were not kept; ours reproduce it")
 
-    first, second = args.drafters
-    by_width: dict[int, float] = {}
-    widest: trees.Estimate | None = None             # sampled: a row of tables 2 and 3
-    if {"width", "map"} & set(args.only):
-        for decoding in settings if "width" in args.only else ["greedy"]:
-            for width in args.width:
-                found = tau(f"tree:{first}:{trees.paper_shape(width)}", decoding)
-                if decoding == "greedy":
-                    by_width[width] = found.value
-                elif width == max(args.width):
-                    widest = found
-                row("2: tau by width", decoding, first, width, found, trees.PUBLISHED_TAU[decoding].get(width))
-    if "rules" in args.only:
-        shape = trees.paper_shape(max(args.width))
-        for drawing, label in (("independent", "multi-step"), ("without_replacement", "without replacement"),
-                               ("top_k", "top-k, one-hot"), ("naive", "naive")):
-            found = widest if widest and drawing == "without_replacement" else \
-                tau(f"tree:{first}:{shape}:{drawing}", "sampled")
-            row("3: tau by rule", "sampled", first, label, found, trees.PUBLISHED_RULES.get(label))
-    if "merge" in args.only:
-        gains = []
-        for workload, which in prompts.items():
-            found = {name: tau(f"tree:{name}:2,1,1", "greedy", which)
-                     for name in (first, second, f"{first},{second}")}
+    def match(self) -> None:
+        for decoding, name in product(self.settings, self.args.drafters):
+            rates = self.match_rates(name, decoding)
+            for k, (rate, theirs) in enumerate(zip(rates, trees.PUBLISHED_MATCH[decoding]), 1):
+                self.row("1: token among first k", decoding, name, k, rate, theirs)
+
+    def width(self) -> None:
+        for decoding, width in product(self.settings, self.args.width):
+            self.row("2: tau by width", decoding, self.first, width,
+                     self.tau(f"{self.first}:{trees.paper_shape(width)}", decoding),
+                     trees.PUBLISHED_TAU[decoding].get(width))
+
+    def rules(self) -> None:
+        widest = f"{self.first}:{trees.paper_shape(max(self.args.width))}"      # drawn without replacement
+        for drawing, label in ((":independent", "multi-step"), ("", "without replacement"),
+                               (":top_k", "top-k, one-hot"), (":naive", "naive")):
+            self.row("3: tau by rule", "sampled", self.first, label, self.tau(widest + drawing, "sampled"),
+                     trees.PUBLISHED_RULES.get(label))
+
+    def merge(self) -> None:
+        gains, both = [], f"{self.first},{self.second}"
+        for workload in self.prompts:
+            found = {name: self.tau(f"{name}:2,1,1", "greedy", workload) for name in (self.first, self.second, both)}
             for name, value in found.items():
-                row("merged trees 2,1,1", "greedy", name, workload, value)
-            gains.append(found[f"{first},{second}"].value / max(found[first].value, found[second].value))
-        report.bars.append(Bar("tau of the merged tree over the better of its drafters, worst workload", min(gains),
-                               ">= 1"))
-    if "shape" in args.only:
-        single = Engine(engine.family, "none", max_batch=1)
-        few = {shape: trees.tokens_per_verification(
-                   trees.verifications(single, f"tree:{first}:{shape}", mix[:4], settings["greedy"]))
+                self.row("merged trees 2,1,1", "greedy", name, workload, value)
+            gains.append(found[both].value / max(found[self.first].value, found[self.second].value))
+        self.bar("tau of the merged tree over the better of its drafters, worst workload", min(gains), ">= 1")
+
+    def shape(self) -> None:
+        single = Engine(self.engine.family, "none", max_batch=1)
+        few = {shape: trees.tokens_per_verification(trees.verifications(
+                   single, f"tree:{self.first}:{shape}", self.mix[:4], self.settings["greedy"]))
                for shape in ("1,1,1", "2,1,1")}
         for shape, value in few.items():
-            row("batch 1, equal depth", "greedy", first, shape, value)
-        report.bars.append(Bar("tau of the expansion 2,1,1 over the chain of equal depth, batch 1",
-                               few["2,1,1"].value / few["1,1,1"].value, ">= 1.0001"))
-        first_k = trees.match_rates([trees.ranks(engine, first, texts["greedy"])], most=8)
-        rates = trees.by_rank([share.value for share in first_k])
+            self.row("batch 1, equal depth", "greedy", self.first, shape, value)
+        self.bar("tau of the expansion 2,1,1 over the chain of equal depth, batch 1",
+                 few["2,1,1"].value / few["1,1,1"].value, ">= 1.0001")
+        rates = trees.by_rank([share.value for share in self.match_rates(self.first, "greedy", most=8)])
         for nodes in (6, 14):
             shape, expected = best_shape(rates, nodes, 6)
-            row(f"best shape of {nodes} nodes", "greedy", first, f"{shape}, expected", expected)
-            row(f"best shape of {nodes} nodes", "greedy", first, f"{shape}, measured",
-                tau(f"tree:{first}:{shape}", "greedy"))
-        row("best shape of 6 nodes", "greedy", first, "2,1,1, measured", tau(f"tree:{first}:2,1,1", "greedy"))
-    if "map" in args.only:
+            self.row(f"best shape of {nodes} nodes", "greedy", self.first, f"{shape}, expected", expected)
+            self.row(f"best shape of {nodes} nodes", "greedy", self.first, f"{shape}, measured",
+                     self.tau(f"{self.first}:{shape}", "greedy"))
+        self.row("best shape of 6 nodes", "greedy", self.first, "2,1,1, measured",
+                 self.tau(f"{self.first}:2,1,1", "greedy"))
+
+    def map(self) -> None:
         fastest = {}
-        for batch in args.batch:
-            served = Engine(engine.family, "none", max_batch=batch)
-            short = settings["greedy"].with_(max_new_tokens=min(24, args.max_new_tokens), stop_ids=())
+        for batch in self.args.batch:
+            served = Engine(self.engine.family, "none", max_batch=batch)
+            short = self.settings["greedy"].with_(max_new_tokens=min(24, self.args.max_new_tokens), stop_ids=())
             cost = {}
-            for width in args.width:
-                name = f"tree:{first}:{trees.paper_shape(width)}"
-                runs = trees.verifications(served, name, (mix * batch)[:batch], short)
-                cost[width] = trees.step_seconds(runs, batch) * 1000 / by_width[width]
-                row("map: ms per token", "greedy", first, f"batch {batch}, width {width}", cost[width])
+            for width in self.args.width:
+                tree = f"{self.first}:{trees.paper_shape(width)}"
+                runs = trees.verifications(served, f"tree:{tree}", (self.mix * batch)[:batch], short)
+                cost[width] = trees.step_seconds(runs, batch) * 1000 / self.tau(tree, "greedy").value
+                self.row("map: ms per token", "greedy", self.first, f"batch {batch}, width {width}", cost[width])
             fastest[batch] = min(cost, key=cost.get)
-        report.notes.append("fastest width by batch: " + ", ".join(f"{b}: {w}" for b, w in fastest.items()) +
-                            "; published: wide trees stop paying from batch 4 on")
-    return report
+        self.report.notes.append("fastest width by batch: " + ", ".join(f"{b}: {w}" for b, w in fastest.items()) +
+                                 "; published: wide trees stop paying from batch 4 on")
