@@ -1,4 +1,4 @@
-"""The target's answers to the test split, and what every drafter would draft before each token of them.
+"""The target's answers to the test split, what every drafter would draft before each token of them, and both recorded.
 
 Greedy text is the same whichever drafter serves. So one pass of a drafter over the answers tells how long a draft would
 be at each position, and how much of it the target would accept. No engine is needed.
@@ -6,19 +6,24 @@ be at each position, and how much of it the target would accept. No engine is ne
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from spin_core.draft import Drafter, DraftTable, NgramDrafter
 from spin_core.draft.composite import COMPOSED_NGRAM
 from spin_core.draft.pool import build, layers_read
 from spin_core.engine import Engine
+from spin_core.lab import provenance
+from spin_core.lab.bench.timing import tables, timings
 from spin_core.lab.distill.corpus import Shard
 from spin_core.lab.distill.evaluate import MAX_GAMMA, Scores, score
 from spin_core.lab.distill.kinds import kind_of
 from spin_core.lab.distill.states import States, compute
-from spin_core.lab.simulate.recording import chains
+from spin_core.lab.simulate.recording import Passes, Recording, chains
 from spin_core.request import Request, SamplingParams
 from spin_core.workloads import SETS, load_workload
 
@@ -152,3 +157,50 @@ def proposals(prompt: list[int], text: list[int], count: int, drafter: Drafter |
         out.append(drafter.propose([request], [count]).tokens.tolist())
         request.output_ids.append(token)
     return out
+
+
+# ---- a recording of them
+
+def record(family, limit: int | None, max_new_tokens: int, repeats: int) -> Recording:
+    """``limit`` prompts of each workload's test split (None: all), each with a second turn, answered greedily, and what
+    drafters would draft."""
+    began = time.time()
+    answers = answer(family, limit, max_new_tokens, turns=2)
+    models, lookups = pool(family)
+    arms = [*models, *lookups]
+    texts = [answers.shard.sequence(i) for i in range(len(answers.workloads))]
+    views = {name: views_of(family, name, answers) for name in models}
+    views |= {name: lookup_views(family, drafter, answers) for name, drafter in lookups.items()}
+    proposed, accepted = (np.array([[n for view in views[name] for n in getattr(view, what)] for name in arms],
+                                   np.uint8) for what in ("drafted", "accepted"))
+    # in turn, as in the mix: any stretch of it holds the workloads in equal parts
+    turn = [answers.workloads[:i].count(workload) for i, workload in enumerate(answers.workloads)]
+    about = {"kind": "measured", "source": "python -m spin_core bench select --record", **provenance.here(),
+             "text": f"greedy answers of at most {max_new_tokens} tokens, two turns of each prompt",
+             "seconds": round(time.time() - began)}
+    recording = Recording(
+        tuple(arms), np.minimum(accepted, proposed), proposed,      # where nothing is drafted, nothing is accepted
+        np.cumsum([0] + [len(text) for _, text in texts]), np.array([len(prompt) for prompt, _ in texts]),
+        tuple(answers.workloads), tuple(f"{w}-{n}" for w, n in zip(answers.workloads, turn)),
+        measure(family, models, lookups, repeats), tuple(lookups), about=about)
+    for name in (*models, *(n for n in lookups if n not in ("ngram", STRICT))):
+        recording = recording.compose(f"ngram+{name}", STRICT, name)
+    return recording.take(np.argsort(turn, kind="stable"))
+
+
+def timed(recording: Recording, family, repeats: int) -> Recording:
+    """The recorded texts, which are the same on every machine, with passes as this machine takes them.
+
+    Raises ValueError if the recording has a drafter that the family has not.
+    """
+    passes = measure(family, *pool(family), repeats)
+    passes |= {name: passes[rest] for name, (_, rest) in recording.composed.items() if rest in passes}
+    if missing := [a for a in recording.arms if a not in passes]:
+        raise ValueError(f"the recording's {', '.join(missing)} cannot be timed: not in the family's pool")
+    return replace(recording, passes=passes)
+
+
+def measure(family, models: list[str], lookups: dict[str, Drafter], repeats: int, context: int = 192) \
+        -> dict[str, Passes]:
+    """Seconds of passes of the target and of every drafter, batch up to 8, ``context`` cached tokens per request."""
+    return tables(timings(family, models, lookups, repeats, (context,)), context)
