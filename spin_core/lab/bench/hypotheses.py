@@ -109,10 +109,10 @@ def modelled(hypothesis: str, seed: int, requests: int, **lengths) -> dict[str, 
     out["SPIN over greedy"] = whole["Mix"] / rate("Mix", "greedy", micro_batches="auto")
     out["lost to padding"] = 1 - float(np.mean([vanilla[data] / rate(data, paper.VANILLA) for data in vanilla]))
     for data in ("Alpaca", "CP"):
-        gains = {m: rate(data, "1.4B", micro_batches=m, batch=16) for m in COUNTS}
+        gains = paper.micro_batch_gains(data, COUNTS, policy="1.4B", batch=16, requests=requests, **how)
         out[f"best micro-batches, {data}"] = float(max(gains, key=gains.get))
         if data == "Alpaca":
-            out["gain of 4 micro-batches"] = gains[4] / gains[1]
+            out["gain of 4 micro-batches"] = gains[4]
             out["9 micro-batches are worse"] = float(gains[9] < max(gains.values()))
         out[f"265M is the best, {data}"] = paper.best_shares(paper.texts(data, 200, seed, **lengths),
                                                              hypothesis=hypothesis)["265M"]

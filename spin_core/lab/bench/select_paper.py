@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from spin_core.lab.bench import Bar, Report, half_interval, positive
+from spin_core.lab.bench.hypotheses import COUNTS
 from spin_core.lab.lessons.cores import on_all_cores
 from spin_core.lab.simulate import acceptance, paper
 from spin_core.select import NONE
@@ -19,7 +20,6 @@ DESCRIPTION = "SPIN's selection at the paper's scale against every fixed drafter
 HYPOTHESES, BATCHES = ("cached", "recompute"), (8, 32)
 CHANGED = {"as it is": {}, "2 places per drafter": {"places": 2}, "4 places per drafter": {"places": 4},
            "4 slots of exploration": {"explore": 4}, "16 slots of exploration": {"explore": 16}}
-COUNTS = (1, 2, 3, 4, 5, 7, 9)
 
 
 def add_arguments(parser) -> None:
@@ -86,9 +86,8 @@ def changes(hypothesis: str, seed: int, requests: int) -> dict[str, float]:
 
 def by_length(data: str, by: bool, seed: int, requests: int) -> dict[int, float]:
     """Gains of so many micro-batches, formed by length or by arrival, without a cache."""
-    how = dict(batch=16, requests=requests, hypothesis="recompute", by_length=by, seed=seed)
-    rates = {m: paper.serve(data, "LLaMA-7B", "1.4B", micro_batches=m, **how).goodput for m in COUNTS}
-    return {m: rate / rates[1] for m, rate in rates.items()}
+    return paper.micro_batch_gains(data, COUNTS, policy="1.4B", batch=16, requests=requests, hypothesis="recompute",
+                                   by_length=by, seed=seed)
 
 
 def spread(name: str, values: list[float]) -> dict[str, float]:

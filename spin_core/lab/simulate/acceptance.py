@@ -25,6 +25,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy import ndarray
+from scipy.optimize import bisect
+from scipy.special import expit, logit
 
 from spin_core.lab.simulate.recording import MAX_GAMMA, Passes, Recording, chains
 from spin_core.lab.simulate.profiles import DRAFTERS
@@ -50,8 +52,8 @@ class DataSet:
     def mean_hit(self, drafter: str) -> float:
         """Mean hit rate over requests."""
         ratio = DRAFTERS[drafter].parameters / DRAFTERS[ANCHOR].parameters
-        line = _logit(self.hit) - self.lead + GAIN * math.log(ratio)
-        return self.hit if drafter == ANCHOR else _sigmoid(line)
+        line = logit(self.hit) - self.lead + GAIN * math.log(ratio)
+        return self.hit if drafter == ANCHOR else expit(line)
 
 
 DATA_SETS = {d.name: d for d in (
@@ -98,7 +100,7 @@ def _chains(data: DataSet, length: int, rng: np.random.Generator) -> ndarray:
     out = []
     for drafter in DRAFTERS:
         centre, rho = _distribution(data, drafter)
-        h = _sigmoid(centre + difficulty + TASTE * rng.standard_normal())
+        h = expit(centre + difficulty + TASTE * rng.standard_normal())
         out.append(chains([hits(h, rho, length, rng)]))
     return np.stack(out)
 
@@ -128,21 +130,9 @@ def _distribution(data: DataSet, drafter: str) -> tuple[float, float]:
         weights, spread = weights / weights.sum(), math.hypot(DIFFICULTY, TASTE)
 
         def centre(mean: float) -> float:
-            low, high = -10.0, 10.0
-            for _ in range(60):
-                middle = (low + high) / 2
-                low, high = (middle, high) if weights @ _sigmoid(middle + spread * nodes) < mean else (low, middle)
-            return low
+            return bisect(lambda at: weights @ expit(at + spread * nodes) - mean, -10, 10, xtol=1e-16)
 
-        h = _sigmoid(centre(data.hit) + spread * nodes)
+        h = expit(centre(data.hit) + spread * nodes)
         rho = 1 - data.hit / (data.run * (weights @ (h * (1 - h))))
         _DISTRIBUTIONS[data, drafter] = centre(data.mean_hit(drafter)), rho
     return _DISTRIBUTIONS[data, drafter]
-
-
-def _sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def _logit(p: float) -> float:
-    return math.log(p / (1 - p))

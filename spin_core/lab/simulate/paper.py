@@ -147,7 +147,8 @@ def selection_ceilings(data_set: str, requests: int = 200, batch: int = BATCH) -
 
 def micro_batch_gains(data_set: str, counts: Sequence[int], *, policy: str = "spin", **more) -> dict[int, float]:
     """Goodput with so many micro-batches over that with one."""
-    goodput = {m: serve(data_set, "LLaMA-7B", policy, micro_batches=m, **more).goodput for m in (1, *counts)}
+    goodput = {m: serve(data_set, "LLaMA-7B", policy, micro_batches=m, **more).goodput
+               for m in dict.fromkeys((1, *counts))}
     return {m: goodput[m] / goodput[1] for m in counts}
 
 

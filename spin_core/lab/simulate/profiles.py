@@ -222,16 +222,13 @@ def fitted(path: str | Path) -> Hardware:
     a file that is something else."""
     path = Path(path)
     try:
-        return _fitted(path, json.loads(path.read_text("utf-8")))
+        report = json.loads(path.read_text("utf-8"))
+        peaks = {row["peak"]: row["per_s"] for row in report["rows"] if "peak" in row}
+        return fit([row for row in report["rows"] if row.get("fitted")], peaks, report["memory_gib"] * 2 ** 30,
+                   name=path.parent.name, source=f"{path.parent.name}/{path.name}, {report['cpu']}, commit "
+                   f"{(report['commit'] or 'unknown')[:7]}, {report['date'][:10]}")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is no file of bench passes ({type(error).__name__}: {error})") from error
-
-
-def _fitted(path: Path, report: dict) -> Hardware:
-    peaks = {row["peak"]: row["per_s"] for row in report["rows"] if "peak" in row}
-    return fit([row for row in report["rows"] if row.get("fitted")], peaks, report["memory_gib"] * 2 ** 30,
-               name=path.parent.name, source=f"{path.parent.name}/{path.name}, {report['cpu']}, commit "
-               f"{(report['commit'] or 'unknown')[:7]}, {report['date'][:10]}")
 
 
 HARDWARE |= {machine.name: machine for machine in map(fitted, sorted(DATA.glob("*/passes.json")))}

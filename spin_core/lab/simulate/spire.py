@@ -94,26 +94,17 @@ ABLATION = {
 }
 
 
-def multiplier(system: System, batch: int, context: int, *, target: Model = TARGET, tau: float | None = None,
-               drafted: int = DRAFTED, hoi: float = HOI, window: int | None = None) -> float:
-    """Throughput over plain decoding. ``tau`` defaults to the published one of the nearest context length.
-
-    ``window`` fixes how far a sparse draft looks back; None is an eighth of the context, as in the published plots.
-    Raises ValueError for numbers that cannot be.
-    """
-    if min(batch, context, drafted) < 1 or hoi <= 0 or window is not None and window < 0:
-        raise ValueError(f"multiplier: batch {batch}, context {context} and drafted {drafted} must be at least 1, "
-                         f"hoi {hoi} above 0, window {window} not below 0")
+def multiplier(system: System, batch: int, context: int, *, tau: float | None = None, **setting) -> float:
+    """Throughput over plain decoding. ``tau`` defaults to the published one of the nearest context length; ``setting``
+    as in :func:`passes`."""
     if tau is None:
         tau = system.tau[min(system.tau, key=lambda length: abs(length - context))]
-    return tau / cost_ratio(system, batch, context, target=target, drafted=drafted, hoi=hoi, window=window)
+    return tau / cost_ratio(system, batch, context, **setting)
 
 
-def cost_ratio(system: System, batch: int, context: int, *, target: Model = TARGET, drafted: int = DRAFTED,
-               hoi: float = HOI, window: int | None = None) -> float:
+def cost_ratio(system: System, batch: int, context: int, *, drafted: int = DRAFTED, **setting) -> float:
     """Delta t: a step of drafting and verifying over a step of plain decoding."""
-    plain, draft, verify = (p.time for p in passes(system, batch, context, target=target, drafted=drafted, hoi=hoi,
-                                                   window=window))
+    plain, draft, verify = (p.time for p in passes(system, batch, context, drafted=drafted, **setting))
     return (drafted * draft + verify) / plain
 
 
@@ -135,9 +126,13 @@ def passes(system: System, batch: int, context: int, *, target: Model = TARGET, 
            hoi: float = HOI, window: int | None = None) -> tuple[Pass, Pass, Pass]:
     """The three passes of the model: the target over one token, the draft over one token, the target verifying.
 
+    ``window`` fixes how far a sparse draft looks back; None is an eighth of the context, as in the published plots.
     MagicDec (arXiv 2408.11049) reads the gain off two ratios of their times, draft / plain and verify / plain, and the
-    number of tokens per verification.
+    number of tokens per verification. Raises ValueError for numbers that cannot be.
     """
+    if min(batch, context, drafted) < 1 or hoi <= 0 or window is not None and window < 0:
+        raise ValueError(f"spire: batch {batch}, context {context} and drafted {drafted} must be at least 1, hoi {hoi} "
+                         f"above 0, window {window} not below 0")
     flop, weights = 2 * target.stack * batch, target.stack * hoi
     own, per_token = system.body, batch * hoi       # one byte per value, as in fp8
     cache = target.kv_bytes("fp8") * context * per_token
