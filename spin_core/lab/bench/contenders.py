@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 
 import torch
@@ -88,40 +89,36 @@ def assistant(drafter, target):
 def assisted(family, target, assistant, gamma: int, max_new_tokens: int,
              temperature: float = 0.0) -> Callable[[Tokens], Tokens]:
     """transformers' assisted generation, ``gamma`` drafted tokens every time, as ours."""
-    def decode(prompts: Tokens) -> Tokens:
-        config = assistant.generation_config
-        config.num_assistant_tokens, config.num_assistant_tokens_schedule = gamma, "constant"
-        config.assistant_confidence_threshold = 0.0
-        return run(prompts)
-
-    run = generate(family, target, 1, max_new_tokens, temperature, assistant_model=assistant)
-    return decode
+    config = assistant.generation_config
+    config.num_assistant_tokens, config.num_assistant_tokens_schedule = gamma, "constant"
+    config.assistant_confidence_threshold = 0.0
+    return generate(family, target, 1, max_new_tokens, temperature, assistant_model=assistant)
 
 
 def flashspec(family, assistant, max_new_tokens: int, temperature: float = 0.0) -> Callable[[Tokens], Tokens]:
     """The PyPI package flashspec, with its default strategy: prompt lookup of up to 6 tokens, where that finds nothing
     2 of ``assistant``. Decoding raises ImportError where it is not installed."""
-    def decode(prompts: Tokens) -> Tokens:
+    @functools.cache
+    def engine():
         try:
             import flashspec
             from flashspec.engine import HuggingFaceDrafter, TargetModel
         except ImportError as error:
             raise ImportError(f"{error}; {INSTALL} brings it") from error
 
-        if not engine:
-            device, dtype = torch.device(family.device), family.target.dtype
-            target = TargetModel("target", device, dtype, model=family.target)
-            drafter = HuggingFaceDrafter("drafter", device, dtype, temperature, model=assistant)
-            config = flashspec.FlashSpecConfig(device=str(device), eos_token_ids=family.stop_ids,
-                                               sampling=flashspec.SamplingConfig(temperature=temperature))
-            engine.append(flashspec.SpeculativeEngine(config, [drafter], target))
+        device, dtype = torch.device(family.device), family.target.dtype
+        config = flashspec.FlashSpecConfig(device=str(device), eos_token_ids=family.stop_ids,
+                                           sampling=flashspec.SamplingConfig(temperature=temperature))
+        drafter = HuggingFaceDrafter("drafter", device, dtype, temperature, model=assistant)
+        return flashspec.SpeculativeEngine(config, [drafter], TargetModel("target", device, dtype, model=family.target))
+
+    def decode(prompts: Tokens) -> Tokens:
         out = []
         for prompt in prompts:
-            result = engine[0].generate(torch.tensor([prompt], device=family.device), max_new_tokens=max_new_tokens)
+            result = engine().generate(torch.tensor([prompt], device=family.device), max_new_tokens=max_new_tokens)
             out.append(_upto_stop([t for t in result.output_ids[0].tolist() if t >= 0], family))
         return out
 
-    engine: list = []
     return decode
 
 

@@ -39,12 +39,23 @@ def run(args) -> Report:
         f"a pass led by rank 0 over one in lockstep: {led / alone:.3f}, measured one after the other"])
 
 
-def launch(processes: int, command: Sequence[str], environ: Mapping[str, str] | None = None) -> list[subprocess.Popen]:
-    """Python with ``command`` in so many processes on this machine, as torchrun starts them. ``environ``: theirs; by
-    default this process's, with one thread each."""
-    environ = os.environ | {"OMP_NUM_THREADS": "1"} if environ is None else dict(environ)
-    return [subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                             env=environ | own) for own in environments(processes)]
+def run_ranks(processes: int, command: Sequence[str], environ: Mapping[str, str], limit: float | None = None):
+    """Run Python with ``command`` in so many processes on this machine, as torchrun starts them; what rank 0 prints,
+    read as JSON. When it has ended, so have the others.
+
+    ``environ``: theirs; ``limit``: seconds. RuntimeError with rank 0's last words if it fails.
+    """
+    ranks = [subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                              env={**environ, **own}) for own in environments(processes)]
+    try:
+        found, errors = ranks[0].communicate(timeout=limit)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    if ranks[0].returncode:
+        raise RuntimeError(f"{' '.join(command)}: {errors[-2000:]}")
+    return json.loads(found)
 
 
 def environments(processes: int) -> list[dict[str, str]]:
@@ -61,15 +72,7 @@ def _measure(what: str, passes: int) -> list[dict]:
     with tempfile.TemporaryDirectory() as folder:
         if what == "target":
             _model().save_pretrained(folder)
-        running = launch(2, ["-m", __name__, what, folder, str(passes)])
-        try:
-            outputs = [process.communicate(timeout=LIMIT) for process in running]
-        finally:
-            for process in running:
-                process.kill()
-    if running[0].returncode:
-        raise RuntimeError(f"bench distributed, {what}: {outputs[0][1][-2000:]}")
-    return json.loads(outputs[0][0])
+        return run_ranks(2, ["-m", __name__, what, folder, str(passes)], os.environ | {"OMP_NUM_THREADS": "1"}, LIMIT)
 
 
 def _model():

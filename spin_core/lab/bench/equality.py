@@ -11,6 +11,7 @@ import torch
 
 from spin_core import zoo
 from spin_core.lab.bench import Bar, Report, positive
+from spin_core.lab.bench.contenders import generate
 from spin_core.engine import Engine
 from spin_core.request import SamplingParams
 from spin_core.workloads import load_workload
@@ -47,20 +48,17 @@ def compare(engine: Engine, prompts: list[list[int]], max_new_tokens: int) -> li
     """Decode all ``prompts`` greedily both ways; one row for each text that differs, at its first difference."""
     family, rows = engine.family, []
     requests = engine.generate(prompts, SamplingParams(max_new_tokens=max_new_tokens))
-    for index, (prompt, request) in enumerate(zip(prompts, requests)):
-        ids = torch.tensor([prompt], device=family.device)
-        with torch.inference_mode():
-            theirs = family.target.generate(
-                input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_new_tokens,
-                eos_token_id=list(family.stop_ids), pad_token_id=family.stop_ids[0])[0, len(prompt):].tolist()
-            if theirs == request.output_ids:
-                continue
-            at = next((i for i, (a, b) in enumerate(zip(theirs, request.output_ids)) if a != b), None)
-            row = {"prompt": index, "token": at, "generate": None, "ours": None, "logit_gap": float("inf")}
-            if at is not None:          # else one text is the beginning of the other: no tie explains that
+    texts = generate(family, family.target, 1, max_new_tokens)(prompts)
+    for index, (prompt, request, theirs) in enumerate(zip(prompts, requests, texts)):
+        if theirs == request.output_ids:
+            continue
+        at = next((i for i, (a, b) in enumerate(zip(theirs, request.output_ids)) if a != b), None)
+        row = {"prompt": index, "token": at, "generate": None, "ours": None, "logit_gap": float("inf")}
+        if at is not None:              # else one text is the beginning of the other: no tie explains that
+            with torch.inference_mode():
                 context = torch.tensor([prompt + theirs[:at]], device=family.device)
                 logits = family.target(input_ids=context).logits[0, -1].float()
-                row |= {"generate": theirs[at], "ours": request.output_ids[at],
-                        "logit_gap": abs(float(logits[theirs[at]] - logits[request.output_ids[at]]))}
+            row |= {"generate": theirs[at], "ours": request.output_ids[at],
+                    "logit_gap": abs(float(logits[theirs[at]] - logits[request.output_ids[at]]))}
         rows.append(row)
     return rows

@@ -7,7 +7,6 @@ it does not have. Anything else is WRONG or a CRASH, and must not be.
 
 from __future__ import annotations
 
-import copy
 import time
 import warnings
 
@@ -18,6 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from spin_core.engine import Engine
 from spin_core.lab.bench import Bar, Report
+from spin_core.lab.bench.service import disturbed
 from spin_core.request import SamplingParams
 from spin_core.runtime.check import STATE
 from spin_core.zoo import DraftModel, Family
@@ -140,13 +140,8 @@ class _Tiny(Family):
 
 
 def near(model: hf.PreTrainedModel) -> hf.PreTrainedModel:
-    """The model with its weights disturbed: as a drafter it agrees often, but not always."""
-    drafter, generator = copy.deepcopy(model), torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for weight in drafter.parameters():
-            if weight.numel() > 1:
-                weight += 0.05 * weight.std() * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
-    return drafter
+    """The drafter of the runs."""
+    return disturbed(model, 0.05, 5)
 
 
 @torch.inference_mode()

@@ -9,9 +9,10 @@ times (:mod:`.load_faults`); ``--beside N`` measures speed while N other program
 from __future__ import annotations
 
 import gc
-import os
 import statistics
 import time
+
+import psutil
 
 from spin_core.engine import Engine
 from spin_core.lab.bench import Bar, Report, at_least, load_beside, load_faults, positive
@@ -78,7 +79,7 @@ class Memory:
             self.trace.events.clear()       # as a service does that has written its events down
             gc.collect()
             self.rows.append({"jobs_submitted": submitted, "objects": len(gc.get_objects()),
-                              "resident_mb": resident() / 1e6})
+                              "resident_mb": psutil.Process().memory_info().rss / 1e6})
 
     def growth(self, what: str) -> float | None:
         """The last third over the first; None where the system does not say."""
@@ -86,12 +87,3 @@ class Memory:
         third = max(1, len(values) // 3)
         first = statistics.median(values[:third])
         return statistics.median(values[-third:]) / first if first else None
-
-
-def resident() -> int:
-    """Bytes of this process in main memory; 0 where the system does not say."""
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0

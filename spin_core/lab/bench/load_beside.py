@@ -19,7 +19,7 @@ from contextlib import ExitStack
 
 from spin_core import threads
 from spin_core.lab.bench import Bar, Report
-from spin_core.lab.bench.distributed import launch
+from spin_core.lab.bench.distributed import run_ranks
 
 BATCH = 8
 PLAIN, _, PROCESSES = PROGRAMS = "plain", "pipeline", "two processes"
@@ -57,14 +57,7 @@ def _program(program: str, environment: dict[str, str], busy: int, seconds: int)
             other = stack.enter_context(subprocess.Popen([sys.executable, "-c", BUSY]))
             stack.callback(other.kill)
         time.sleep(0.3 * bool(busy))
-        ranks = [stack.enter_context(process) for process in launch(
-            1 + (program == PROCESSES), ["-m", __name__, program, str(seconds)], environ)]
-        for rank in ranks:
-            stack.callback(rank.kill)
-        found, errors = ranks[0].communicate()
-        if ranks[0].returncode:
-            raise RuntimeError(f"bench load, {program}: {errors[-2000:]}")
-    return json.loads(found)
+        return run_ranks(1 + (program == PROCESSES), ["-m", __name__, program, str(seconds)], environ)
 
 
 def decode(program: str, seconds: float, report: Callable[[dict], None]) -> None:

@@ -5,6 +5,7 @@ The models compute in float64: there, two texts are equal or they are not.
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ import torch
 
 from spin_core.engine import Engine
 from spin_core.request import FinishReason, Request, SamplingParams
+from spin_core.zoo import DraftModel
 
 VOCAB, STOP = 64, 3
 ALPHABET = "".join(map(chr, range(48, 48 + VOCAB)))
@@ -100,21 +102,11 @@ def differences(family, pairs: Pairs) -> tuple[int, int]:
 
 
 @dataclass
-class SmallDrafter:
-    """What the engine needs of a model drafter."""
-
-    name: str
-    model: torch.nn.Module
-    ids: None = None
-    max_context: int = 128
-
-
-@dataclass
 class SmallFamily:
     """What the engine needs of a family; a token is a character."""
 
     target: torch.nn.Module
-    drafters: dict[str, SmallDrafter]
+    drafters: dict[str, DraftModel]
     vocab_size: int = VOCAB
     stop_ids: tuple[int, ...] = (STOP,)
     max_context: int = 128
@@ -135,13 +127,18 @@ def llama(vocab: int, hidden: int, layers: int, heads: int, kv_heads: int, *, co
         return LlamaForCausalLM(LlamaConfig(**sizes, **{"intermediate_size": 1536} | options)).eval()
 
 
+def disturbed(model: torch.nn.Module, by: float, seed: int) -> torch.nn.Module:
+    """A copy whose weights are off by about ``by`` of their spread: as a drafter it agrees often, but not always."""
+    out, generator = copy.deepcopy(model), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in out.parameters():
+            if weight.numel() > 1:
+                weight += by * weight.std() * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+    return out
+
+
 def small(drafters: int = 1) -> SmallFamily:
     """A random Llama of one layer in float64, and a disturbed copy of it that drafts well, under so many names."""
-    target, close = (llama(VOCAB, 32, 1, 4, 2, context=128, intermediate_size=48, initializer_range=.2).double()
-                     for _ in range(2))
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        for weight in close.parameters():
-            weight += .1 * weight.std() * torch.randn_like(weight)
-    names = ["close", *(f"close-{n}" for n in range(2, drafters + 1))]
-    return SmallFamily(target, {name: SmallDrafter(name, close) for name in names})
+    target = llama(VOCAB, 32, 1, 4, 2, context=128, intermediate_size=48, initializer_range=.2).double()
+    close, names = disturbed(target, .1, 1), ["close", *(f"close-{n}" for n in range(2, drafters + 1))]
+    return SmallFamily(target, {name: DraftModel(name, close, None, 128) for name in names})
