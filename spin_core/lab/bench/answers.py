@@ -135,7 +135,10 @@ def lookup_views(family, drafter: Drafter, answers: Answers) -> list[View]:
     for i in range(len(answers.workloads)):
         prompt, text = answers.shard.sequence(i)
         start = int(answers.shard.starts[i]) + len(prompt) - 1
-        guesses = proposals(prompt, text, MAX_GAMMA, drafter)
+        guesses, request = [], Request(prompt, SamplingParams(), slot=0)
+        for token in text:
+            guesses.append(drafter.propose([request], [MAX_GAMMA]).tokens.tolist())
+            request.output_ids.append(token)
         drafter.rollback(0, 0)
         accepted = [_agree(guess, text[at:]) for at, guess in enumerate(guesses)]
         p = [float((answers.states.hidden[start + t].float() @ head[guess[0]] - answers.states.log_z[start + t]).exp())
@@ -147,16 +150,6 @@ def lookup_views(family, drafter: Drafter, answers: Answers) -> list[View]:
 def _agree(guess: list[int], text: list[int]) -> int:
     """How many tokens of a guess are those of the text."""
     return next((k for k, (g, t) in enumerate(zip(guess, text)) if g != t), min(len(guess), len(text)))
-
-
-def proposals(prompt: list[int], text: list[int], count: int, drafter: Drafter | None = None) -> list[list[int]]:
-    """What a drafter that looks up, by default prompt lookup, proposes before each token of the answer."""
-    drafter, request = drafter or NgramDrafter(), Request(prompt, SamplingParams(), slot=0)
-    out = []
-    for token in text:
-        out.append(drafter.propose([request], [count]).tokens.tolist())
-        request.output_ids.append(token)
-    return out
 
 
 # ---- a recording of them

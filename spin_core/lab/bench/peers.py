@@ -214,7 +214,7 @@ def row(contender: Contender, baseline: Contender, plain: Contender, temperature
     if contender.engine:
         out |= of_trace(contender.engine.trace)
         if contender.engine.selection:
-            out["drafters"] = drafters_used(contender.engine.trace, digits=1)
+            out["drafters"] = drafters_used(contender.engine.trace)
     return out
 
 

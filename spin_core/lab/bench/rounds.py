@@ -117,7 +117,7 @@ def of_trace(trace: Trace) -> dict:
             **{f"{phase}_share": seconds / total for phase, seconds in metrics["seconds"].items()}}
 
 
-def drafters_used(trace: Trace, digits: int = 0, most: int | None = None) -> str:
-    """Each drafter's share of the verifications, for example "ngram 60%, fed-code 40%"."""
+def drafters_used(trace: Trace) -> str:
+    """Each drafter's share of the verifications, for example "ngram 60.2%, fed-code 39.8%"."""
     steps = Counter(e.drafter for e in trace.events if e.kind == "step" and e.emitted)
-    return ", ".join(f"{name} {count / steps.total():.{digits}%}" for name, count in steps.most_common(most))
+    return ", ".join(f"{name} {count / steps.total():.1%}" for name, count in steps.most_common())

@@ -92,8 +92,7 @@ def chain_counts(recording: Recording, arm: int, gamma: int) -> tuple[ndarray, n
     return out[0], out[1], out[2]
 
 
-def oracle_request(recording: Recording, gammas: Mapping[str, int], *, batch: int = 8,
-                   capacities: Mapping[str, int] | None = None) -> ndarray:
+def oracle_request(recording: Recording, gammas: Mapping[str, int], *, batch: int = 8) -> ndarray:
     """The best arm of every request, in hindsight: the plan, tokens per second ``[R, arms + 1]``, "none" last.
 
     Replayed in the recorded order it is at least as fast as every fixed arm: these are among the plans it picks from.
@@ -117,8 +116,8 @@ def oracle_request(recording: Recording, gammas: Mapping[str, int], *, batch: in
                 best = rates.argmax(1)
                 sharing = batch * np.bincount(best, minlength=len(arms)) / len(best)
             plans[best.tobytes()] = rates
-    return max(plans.values(), key=lambda plan: replay(recording, Planned(arms, plan, gamma=gammas), batch=batch,
-                                                       capacities=capacities).goodput)
+    return max(plans.values(), key=lambda plan: replay(recording, Planned(arms, plan, gamma=gammas),
+                                                       batch=batch).goodput)
 
 
 def oracle_steps(recording: Recording, gammas: Mapping[str, int] | None, *, batch: int = 8) -> Replay:
