@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spin_core.runtime import ModelRunner, SlotCache
+from spin_core.runtime import ModelRunner
 from spin_core.runtime.attention import Ragged, serving
 
 MOST_REQUESTS, ROWS, SHORTEST = 32, (1, 2, 4, 8), 64     # larger passes have enough to compute
@@ -34,63 +33,43 @@ def attach(runner: ModelRunner) -> None:
         runner.graphs = Graphs(runner)
 
 
-@dataclass
-class _Inputs:
-    """What a pass of B x T rows reads, in memory that stays: ``numbers [4, B * T]`` are token, position, slot and entry
-    of every row; ``keep [K]``, the rows whose logits are wanted; ``states [1, B * T, hidden]`` is for drafters that are
-    fed."""
+class _Bucket:
+    """One shape: the memory that stays, from which a pass of B x T rows reads, the pass, and the graph of it.
 
-    numbers: Tensor
-    keep: Tensor
-    states: Tensor | None
+    ``numbers [4, B * T]`` are token, position, slot and entry of every row; ``keep [K]``, the rows whose logits are
+    wanted; ``states [1, B * T, hidden]`` is for drafters that are fed. A pass takes it for its batch and its step.
+    """
 
-    @property
-    def slot_of(self) -> Tensor:
-        return self.numbers[2]
-
-    @property
-    def entry_of(self) -> Tensor:
-        return self.numbers[3]
-
-
-class _Attention:
-    """The attention of one bucket: every request over the first L entries of its slot."""
-
-    def __init__(self, cache: SlotCache, inputs: _Inputs, batch: int, rows: int, length: int) -> None:
-        self.cache, self.inputs, self.batch, self.rows, self.length = cache, inputs, batch, rows, length
+    def __init__(self, runner: ModelRunner, batch: int, rows: int, length: int, kept: int,
+                 states: Tensor | None) -> None:
+        self.runner, self.batch, self.rows, self.length = runner, batch, rows, length
+        self.numbers = torch.zeros(4, batch * rows, dtype=torch.int64, device=runner.device)
+        self.slot_of, self.entry_of = self.numbers[2], self.numbers[3]
+        self.keep = torch.arange(kept, device=runner.device)
+        self.states = None if states is None else states.new_zeros(1, batch * rows, states.shape[-1])
+        self.graph, self.logits = None, None
 
     def attend(self, layer: int, query: Tensor, scale: float) -> Tensor:
-        """``query [heads, B * T, head_dim]`` -> ``[B * T, heads, head_dim]``."""
+        """Every request over the first L entries of its slot: ``query [heads, B * T, head_dim]`` ->
+        ``[B * T, heads, head_dim]``."""
         heads, total, dim = query.shape
-        entries = self.inputs.entry_of.view(self.batch, self.rows)
-        slots = self.inputs.slot_of.view(self.batch, self.rows)[:, 0]
+        entries = self.entry_of.view(self.batch, self.rows)
+        slots = self.slot_of.view(self.batch, self.rows)[:, 0]
         at = torch.arange(self.length, device=query.device)
         written = (at <= entries[:, -1:])[:, None, :, None]
         keys, values = (torch.where(written, kept[layer][:, :, :self.length].index_select(0, slots), 0.0)
-                        for kept in (self.cache.k, self.cache.v))
+                        for kept in (self.runner.cache.k, self.runner.cache.v))
         query = query.view(heads, self.batch, self.rows, dim).transpose(0, 1)
         out = F.scaled_dot_product_attention(query, keys, values, attn_mask=(at <= entries[..., None])[:, None],
                                              scale=scale, enable_gqa=True)
         return out.permute(0, 2, 1, 3).reshape(total, heads, dim)
 
-
-class _Bucket:
-    """One shape: its inputs, the pass over them, and the graph of it."""
-
-    def __init__(self, runner: ModelRunner, batch: int, rows: int, length: int, kept: int,
-                 states: Tensor | None) -> None:
-        numbers = torch.zeros(4, batch * rows, dtype=torch.int64, device=runner.device)
-        self.inputs = _Inputs(numbers, torch.arange(kept, device=runner.device),
-                              None if states is None else states.new_zeros(1, batch * rows, states.shape[-1]))
-        self.ragged = Ragged(self.inputs, runner.cache, _Attention(runner.cache, self.inputs, batch, rows, length))
-        self.runner, self.graph, self.logits = runner, None, None
-
     def compute(self) -> Tensor:
-        more = {} if self.inputs.states is None else {"states": self.inputs.states}
-        with serving(self.ragged):
-            return self.runner.model(input_ids=self.inputs.numbers[0][None],
-                                     position_ids=self.inputs.numbers[1][None], use_cache=False,
-                                     logits_to_keep=self.inputs.keep, ragged=self.ragged, **more).logits[0]
+        more = {} if self.states is None else {"states": self.states}
+        ragged = Ragged(self, self.runner.cache, self)
+        with serving(ragged):
+            return self.runner.model(input_ids=self.numbers[0][None], position_ids=self.numbers[1][None],
+                                     use_cache=False, logits_to_keep=self.keep, ragged=ragged, **more).logits[0]
 
     def replay(self, pool) -> Tensor:
         """The same by the graph, which is captured first where there is none."""
@@ -147,10 +126,10 @@ class Graphs:
         entries = (torch.tensor(prefix)[:, None] + torch.arange(wide)).flatten()
         tokens = torch.as_tensor(tokens, dtype=torch.int64, device=self.runner.device)
         places = torch.stack([entries, torch.tensor(slots).repeat_interleave(wide), entries]).to(self.runner.device)
-        bucket.inputs.numbers[0].copy_(tokens[source.to(tokens.device)])
-        bucket.inputs.numbers[1:].copy_(places)
+        bucket.numbers[0].copy_(tokens[source.to(tokens.device)])
+        bucket.numbers[1:].copy_(places)
         if states is not None:
-            bucket.inputs.states.copy_(states[:, source.to(states.device)])
+            bucket.states.copy_(states[:, source.to(states.device)])
         logits = self._run(bucket)
         wanted = [b * wide + t for b, count in enumerate(counts) for t in range(count)]
         out = logits.index_select(0, torch.tensor([wanted[r] for r in rows], dtype=torch.int64, device=logits.device))
@@ -176,10 +155,10 @@ class Graphs:
         bucket = self._bucket(batch, rows, length, len(keep), states)
         entries = (first[:, None] + torch.arange(rows, device=tokens.device)).clamp_(max=cache.max_len - 1)
         torch.stack([tokens, entries, slots[:, None].expand_as(entries), entries],
-                    out=bucket.inputs.numbers.view(4, batch, rows))
-        bucket.inputs.keep.copy_(keep)
+                    out=bucket.numbers.view(4, batch, rows))
+        bucket.keep.copy_(keep)
         if states is not None:
-            bucket.inputs.states.copy_(states.reshape(bucket.inputs.states.shape))
+            bucket.states.copy_(states.reshape(bucket.states.shape))
         return self._run(bucket)[:, :self.runner.vocab_size]
 
     def _run(self, bucket: _Bucket) -> Tensor:
