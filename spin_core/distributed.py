@@ -25,7 +25,6 @@ import torch.distributed as dist
 
 from spin_core.draft import pool, remote
 from spin_core.runtime import ranks, shared
-from spin_core.runtime.tensor_parallel import parts_of
 from spin_core.zoo.fed import is_fed
 from spin_core.zoo.table import DraftTable
 
@@ -43,7 +42,7 @@ def join(family, places: Mapping[str, int] | None = None):
         return family
     if ranks.own_rank():
         raise SystemExit(_serve(family))
-    parts = parts_of(family.target)
+    parts = ranks.parts_of(family.target)
     models = [name for name, drafter in family.drafters.items()
               if not (isinstance(drafter, DraftTable) or is_fed(drafter))]
     homes = range(parts, ranks.processes())

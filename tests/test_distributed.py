@@ -16,7 +16,7 @@ from spin_core import distributed
 from spin_core.draft import pool
 from spin_core.engine import Engine
 from spin_core.lab.bench.distributed import environments
-from spin_core.runtime import tensor_parallel
+from spin_core.runtime import ranks
 
 GROUPS = {"two share the target": (2, 2), "two share the target and two draft": (4, 2)}
 
@@ -77,13 +77,13 @@ def test_a_dead_rank_is_named_in_time_and_loses_no_finished_request(group):
 
 def test_without_torchrun_there_is_one_process(monkeypatch):
     family = tiny.family()
-    assert tensor_parallel.sharding(1) == {} and distributed.join(family) is family
+    assert ranks.sharding(1) == {} and distributed.join(family) is family
     with pytest.raises(ValueError, match="needs as many processes, and there are 1: start with torchrun"):
-        tensor_parallel.sharding(2)
+        ranks.sharding(2)
     model = tiny.llama()
     monkeypatch.setattr(model, "_tp_size", 3, raising=False)
     with pytest.raises(ValueError, match="4 attention heads cannot be shared out to 3 processes"):
-        tensor_parallel.local_heads(model, 4)
+        ranks.check_heads(model, 4)
     with pytest.raises(ValueError, match="pass the family through spin_core.distributed.join first"):
         Engine(tiny.TinyFamily(model, {}))
     with pytest.raises(ValueError, match="'sparse:target' drafts with the target, which is spread over 3 processes"):

@@ -21,7 +21,7 @@ from spin_core.draft.model import ModelDrafter
 from spin_core.kv.ring import Window
 from spin_core.request import Request
 from spin_core.runtime import ModelRunner
-from spin_core.runtime.tensor_parallel import parts_of
+from spin_core.runtime.ranks import parts_of
 from spin_core.zoo.family import DraftModel
 from spin_core.zoo.fed import is_fed
 from spin_core.zoo.table import DraftTable

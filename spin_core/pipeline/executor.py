@@ -60,20 +60,13 @@ class Flight:
 
     def verify(self, call: Callable[[Any], Any]) -> None:
         """Wait for the first stage and run the second."""
-        try:
-            draft = self._wait(self.drafted, "drafted")
-        except BaseException as error:
-            self.verified.set_exception(error)
-        else:
-            self._run(lambda: call(draft), self.verified)
+        self._run(lambda: call(self._wait(self.drafted, "drafted")), self.verified)
 
     def _run(self, call: Callable[[], Any], outcome: Future) -> None:
         try:
-            value = call()
+            outcome.set_result(call())
         except BaseException as error:      # it is raised where the result is asked for; the worker lives on
             outcome.set_exception(error)
-        else:
-            outcome.set_result(value)
 
     def _wait(self, outcome: Future, what: str) -> Any:
         try:

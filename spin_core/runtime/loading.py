@@ -24,7 +24,7 @@ from spin_core.runtime.check import (LENGTH, TOLERANCE, WIDTH, Contradiction, di
 from spin_core.runtime.layers import refuse_positions, survey
 from spin_core.runtime.library import LibraryPasses
 from spin_core.runtime.linear import pack_linears
-from spin_core.runtime.tensor_parallel import local_heads, parts_of
+from spin_core.runtime.ranks import check_heads, parts_of
 
 DRAFT = 64          # drafted tokens of a request that rings can take beside a chunk of its prompt
 
@@ -88,7 +88,7 @@ def prepare(model: PreTrainedModel, slots: int, max_len: int, verification: str,
     name, config = type(model).__name__, model.config.get_text_config()
     check_name(verification)
     for heads in ("num_attention_heads", "num_key_value_heads") if parts_of(model) > 1 else ():
-        local_heads(model, getattr(config, heads, None) or config.num_attention_heads)
+        check_heads(model, getattr(config, heads, None) or config.num_attention_heads)
     # spin_core's own drafters are no architecture of the library's: there is nothing to compare them with
     check = check and window is None and not type(model).__module__.startswith("spin_core")
     try:

@@ -61,6 +61,32 @@ def store() -> dist.Store:
     return next(iter(dist.rendezvous("env://")))[0]
 
 
+def sharding(parts: int) -> dict:
+    """What ``from_pretrained`` needs to be told to load this rank's share of a model over the first ``parts`` ranks, by
+    the model library's own plan: attention by heads, feed-forward layers by neurons. ValueError for too few processes.
+    """
+    if parts > processes():
+        raise ValueError(f"a target over {parts} devices needs as many processes, and there are {processes()}: start "
+                         f"with torchrun --nproc-per-node {parts}")
+    if parts == 1:
+        return {}
+    from transformers.distributed import DistributedConfig
+
+    share_target(parts)
+    return {"distributed_config": DistributedConfig(tp_size=parts)}
+
+
+def parts_of(model) -> int:
+    """Over how many processes the model is sharded."""
+    return getattr(model, "_tp_size", None) or 1
+
+
+def check_heads(model, heads: int) -> None:
+    """Raise ValueError where so many attention heads cannot be shared out to the processes of ``model``."""
+    if heads % parts_of(model):
+        raise ValueError(f"{heads} attention heads cannot be shared out to {parts_of(model)} processes")
+
+
 def share_target(parts: int) -> None:
     """Let the first ``parts`` ranks, of which this is one, be the group that computes the target's passes."""
     if dist.is_initialized():

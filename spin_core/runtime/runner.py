@@ -11,7 +11,6 @@ from spin_core.kv.compact import compact
 from spin_core.kv.ring import Window
 from spin_core.runtime.linear import round_products
 from spin_core.runtime.loading import DRAFT, prepare
-from spin_core.runtime.parts import in_parts
 from spin_core.runtime.states import record_states
 
 
@@ -92,7 +91,7 @@ class ModelRunner:
                 return logits
         tokens = torch.as_tensor(tokens, dtype=torch.int64, device=self.device)
         if self.cache.most and max(counts, default=0) > self.cache.most and ancestors is None and not inputs:
-            return in_parts(self, slots, counts, tokens, rows)
+            return self._in_parts(slots, counts, tokens, rows)
         batch = RaggedBatch.build(tokens, slots, counts, [self.cache.lengths[s] for s in slots], ancestors)
         logits = self.ready.logits(batch, rows, **inputs)
         for slot, count in zip(slots, counts):
@@ -102,3 +101,17 @@ class ModelRunner:
     def keep(self, slots: list[int], bases: list[int], paths: list[list[int]]) -> None:
         """Of the trees read last, behind ``bases[b]`` tokens of each slot, let the nodes ``paths[b]`` be the text."""
         compact(self.cache, slots, bases, paths, self.states)
+
+    def _in_parts(self, slots: list[int], counts: list[int], tokens: Tensor, rows: list[int]) -> Tensor:
+        """:meth:`forward` of chains with more tokens than their rings take at once, as several passes."""
+        texts, found, most = tokens.split(counts), {}, self.cache.most
+        starts = torch.tensor([0, *counts]).cumsum(0).tolist()
+        for begin in range(0, max(counts), most):
+            parts = [(b, text[begin:begin + most]) for b, text in enumerate(texts) if len(text) > begin]
+            numbers = [starts[b] + begin + i for b, part in parts for i in range(len(part))]
+            wanted = [i for i, number in enumerate(numbers) if number in rows]
+            # not self.forward, which for a shared target would tell the other ranks of each part
+            logits = ModelRunner.forward(self, [slots[b] for b, _ in parts], [len(part) for _, part in parts],
+                                         torch.cat([part for _, part in parts]), wanted)
+            found |= {numbers[i]: row for i, row in zip(wanted, logits)}
+        return torch.stack([found[row] for row in rows]) if rows else logits[:0]

@@ -19,9 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from spin_core.runtime.graphs import Graphs, attach
-from spin_core.runtime.ranks import Link, Ranks
+from spin_core.runtime.ranks import Link, Ranks, parts_of
 from spin_core.runtime.runner import ModelRunner
-from spin_core.runtime.tensor_parallel import parts_of
 
 _numbers = itertools.count()
 

@@ -63,12 +63,12 @@ def load_model(source: str | Path, role: str, device: torch.device, dtype: torch
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from spin_core.runtime.tensor_parallel import only_drafts, sharding     # here: `fetch` needs no runtime
+    from spin_core.runtime.ranks import own_rank, sharding      # here: `fetch` needs no runtime
 
     if _is_local(source):
         _check_safetensors(Path(source), role)
     with quiet(), _named_errors(source, role):
-        if parts > 1 and only_drafts(parts):
+        if parts > 1 and own_rank() >= parts:       # it holds no part of the target
             with torch.device("meta"):
                 return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source, **_SAFE), dtype=dtype)
         model, info = AutoModelForCausalLM.from_pretrained(
