@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +14,9 @@ from spin_core.request import Request
 
 if TYPE_CHECKING:
     from spin_core.draft.build import BuildContext
+
+
+Stopped = Callable[[], bool]        # what ``catch_up`` asks between its passes: whether the rest is not wanted any more
 
 
 @dataclass
@@ -62,8 +65,7 @@ class Draft:
 
     def to(self, device: torch.device | str) -> "Draft":
         """The same draft on ``device``, the verifier's."""
-        parts = (self.tokens, self.cu, self.probs, self.prob_row, self.ids)
-        return Draft(*(None if part is None else part.to(device) for part in parts), seconds=self.seconds)
+        return replace(self, **{name: part.to(device) for name, part in vars(self).items() if isinstance(part, Tensor)})
 
 
 @dataclass
@@ -122,7 +124,7 @@ class Drafter(ABC):
         """How many committed tokens a catch-up would read. (A model leaves the last one to the next draft.)"""
         return 0
 
-    def catch_up(self, requests: list[Request], stopped: Callable[[], bool] = never_stopped) -> list[CaughtUp]:
+    def catch_up(self, requests: list[Request], stopped: Stopped = never_stopped) -> list[CaughtUp]:
         """Read what is missing of each request, without drafting. Ends early, at a whole token, once ``stopped()``."""
         return [CaughtUp() for _ in requests]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from spin_core.draft.base import CaughtUp, Drafter, never_stopped
+from spin_core.draft.base import CaughtUp, Drafter, Stopped, never_stopped
 from spin_core.request import Request
 from spin_core.runtime.linear import has_bf16
 
@@ -60,7 +60,7 @@ class EnsembleDrafter(Drafter):
     def missing(self, request: Request) -> int:
         return max(m.missing(request) for m in self.members)
 
-    def catch_up(self, requests: list[Request], stopped: Callable[[], bool] = never_stopped) -> list[CaughtUp]:
+    def catch_up(self, requests: list[Request], stopped: Stopped = never_stopped) -> list[CaughtUp]:
         """All members read. No ``hits``: what the ensemble would have proposed first needs drafts, not only reading."""
         found = [m.catch_up(requests, stopped) for m in self.members]
         return [CaughtUp(max(f.tokens for f in each)) for each in zip(*found)]

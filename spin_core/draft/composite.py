@@ -6,11 +6,9 @@ composition or not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
-from spin_core.draft.base import CaughtUp, Draft, Drafter, never_stopped
+from spin_core.draft.base import CaughtUp, Draft, Drafter, Stopped, never_stopped
 from spin_core.draft.build import BuildContext, EnsembleDrafter
 from spin_core.draft.ngram import NgramDrafter
 from spin_core.draft.trees import PREFIX as TREE, TreeDrafter
@@ -49,7 +47,7 @@ class CompositeDrafter(EnsembleDrafter):
     def available(self, request: Request, most: int) -> int:
         return self.lookup.available(request, most) or self.fallback.available(request, most)
 
-    def catch_up(self, requests: list[Request], stopped: Callable[[], bool] = never_stopped) -> list[CaughtUp]:
+    def catch_up(self, requests: list[Request], stopped: Stopped = never_stopped) -> list[CaughtUp]:
         """Here ``hits`` are known: the lookup's where it would have proposed something, else the fallback's."""
         return [_either(*found) for found in zip(*(m.catch_up(requests, stopped) for m in self.members))]
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from spin_core.draft.base import CaughtUp, Draft, Drafter, never_stopped
+from spin_core.draft.base import CaughtUp, Draft, Drafter, Stopped, never_stopped
 from spin_core.draft.build import BuildContext
 from spin_core.draft.model import ModelDrafter
 from spin_core.kv.ring import Window
@@ -48,7 +46,7 @@ class FedDrafter(ModelDrafter):
         # before the first token the target may not have read the prompt yet: its states are not there
         return super().missing(request) if request.output_ids else 0
 
-    def catch_up(self, requests: list[Request], stopped: Callable[[], bool] = never_stopped) -> list[CaughtUp]:
+    def catch_up(self, requests: list[Request], stopped: Stopped = never_stopped) -> list[CaughtUp]:
         out = super().catch_up(requests, stopped)
         for request, found in zip(requests, out):
             if found.hits and found.first == len(request.prompt_ids):
@@ -59,7 +57,7 @@ class FedDrafter(ModelDrafter):
         """The states before each of ``counts[b]`` tokens: the target's, or behind its text the drafter's own."""
         before = []
         for slot, count in zip(slots, counts):
-            start, known = self.begin(slot), self.target.cache.lengths[slot]
+            start, known = self.held(slot), self.target.cache.lengths[slot]
             if start > known:           # drafting: what precedes is a drafted token
                 entry = start - 1 - self.first
                 before.append(self.runner.states[slot, entry:entry + count])

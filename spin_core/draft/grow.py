@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from spin_core.draft.base import Drafter
-from spin_core.draft.model import ModelDrafter
+from spin_core.draft.model import ModelDrafter, finite_rows
 from spin_core.draft.shape import Shape
 from spin_core.randomness import DRAFT, exponential_race
 from spin_core.request import Request
@@ -57,13 +57,10 @@ def grow(drafter: ModelDrafter, requests: list[Request], shapes: list[Shape], dr
     fathers = [(b, -1) for b in alive]              # the nodes of the shape that `logits` has a row of
     level = 0
     while fathers:
-        # a drafter that stops making sense (NaN) just drafts less: the target decides, not the drafter
-        sane = torch.isfinite(logits.amax(-1)).tolist()
-        if not all(sane):
-            logits = logits[torch.tensor(sane, device=logits.device)]
-            fathers = [father for father, ok in zip(fathers, sane) if ok]
-            if not fathers:
-                break
+        sane, logits = finite_rows(logits)
+        fathers = [fathers[row] for row in sane]
+        if not fathers:
+            break
         children = [[(node, first_place + shapes[b].place(node)) for node in shapes[b].children[father]]
                     for b, father in fathers]
         drawn, rows = _draw(drafter, [requests[b] for b, _ in fathers], logits, level, children, drawing, qs)
@@ -83,7 +80,7 @@ def grow(drafter: ModelDrafter, requests: list[Request], shapes: list[Shape], dr
                     new[b].append(node)
         fathers = [(b, node) for b, nodes in enumerate(new) for node in nodes]
         if fathers:
-            logits = _read_level(drafter, requests, grown, 
+            logits = _read_level(drafter, requests, grown,
                                  [[node_of[b][n] for n in nodes] for b, nodes in enumerate(new)], read)
         level += 1
     return grown, torch.cat(qs) if qs else None

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from spin_core.draft.base import CaughtUp, Draft, Drafter, never_stopped
+from spin_core.draft.base import CaughtUp, Draft, Drafter, Stopped, never_stopped
 from spin_core.draft.build import BuildContext
 from spin_core.kv.ring import AHEAD, Window
 from spin_core.randomness import DRAFT, exponential_race
@@ -47,31 +45,30 @@ class ModelDrafter(Drafter):
         alive = [b for b, count in enumerate(counts) if count > 0]
         if not alive:
             return Draft.empty(len(requests), self.runner.device)
-        drafted: list[list[Tensor]] = [[] for _ in requests]        # per request, tokens as 0-dim tensors
-        drawn_from: list[list[Tensor | None]] = [[] for _ in requests]      # likewise q of each token; None: one-hot
+        owners, tokens, qs, rows = [], [], [], []       # of every drafted token, step by step: see _pack
         logits = self._read(requests, alive)
-        for step in range(max(counts, default=0)):
-            # a drafter that stops making sense (NaN) just drafts less: the target decides, not the drafter
-            sane = torch.isfinite(logits.amax(-1)).tolist()
-            logits = logits[torch.tensor(sane, device=logits.device)] if not all(sane) else logits
-            alive = [b for b, ok in zip(alive, sane) if ok]
+        for step in range(max(counts)):
+            sane, logits = finite_rows(logits)
+            alive = [alive[i] for i in sane]
             if not alive:
                 break
             columns, q = self._draw([requests[b] for b in alive], logits, step)
-            tokens = columns if self.ids is None else self.ids[columns]
-            for i, b in enumerate(alive):
-                drafted[b].append(tokens[i])
-                drawn_from[b].append(q[i] if q is not None and not requests[b].params.greedy else None)
+            drawn = columns if self.ids is None else self.ids[columns]
+            first = sum(map(len, qs))
+            rows += [-1 if requests[b].params.greedy else first + i for i, b in enumerate(alive)]
+            owners += alive
+            tokens.append(drawn)
+            qs += [] if q is None else [q]
             keep = [i for i, b in enumerate(alive) if counts[b] > step + 1]
             alive = [alive[i] for i in keep]
             if not alive:
                 break
             slots, ones = [requests[b].slot for b in alive], [1] * len(alive)
-            logits = self.runner.forward(slots, ones, tokens[keep], list(range(len(alive))),
+            logits = self.runner.forward(slots, ones, drawn[keep], list(range(len(alive))),
                                          **self._extra_inputs(slots, ones))
-        return self._pack(drafted, drawn_from)
+        return self._pack(len(requests), owners, tokens, qs, rows)
 
-    def begin(self, slot: int) -> int:
+    def held(self, slot: int) -> int:
         """How many tokens of the text in ``slot`` lie before those it reads next."""
         return self.first + self.runner.cache.lengths[slot]
 
@@ -81,21 +78,21 @@ class ModelDrafter(Drafter):
     def missing(self, request: Request) -> int:
         if request.length > self.max_context:
             return 0                        # it cannot read this text any more, and will not draft
-        return max(0, request.length - 1 - self.begin(request.slot))
+        return max(0, request.length - 1 - self.held(request.slot))
 
-    def catch_up(self, requests: list[Request], stopped: Callable[[], bool] = never_stopped) -> list[CaughtUp]:
+    def catch_up(self, requests: list[Request], stopped: Stopped = never_stopped) -> list[CaughtUp]:
         """One pass over the missing text of all requests together, or one for every CHUNK tokens of it.
 
         The last token stays unread: a draft needs its logits, and reads it.
         """
-        out = [CaughtUp(0, max(len(r.prompt_ids), self.begin(r.slot) + 1)) for r in requests]
+        out = [CaughtUp(0, max(len(r.prompt_ids), self.held(r.slot) + 1)) for r in requests]
         while not stopped():
             slots, counts, tokens, rows, wanted, readers = [], [], [], [], [], []
             for request, found in zip(requests, out):
                 count = min(self.missing(request), CHUNK - len(tokens))
                 if count <= 0:
                     continue
-                start = self.begin(request.slot)
+                start = self.held(request.slot)
                 ahead = request.tail(start)[:count + 1]     # behind token i stands token i + 1
                 scored = range(max(start, len(request.prompt_ids) - 1), start + count)
                 rows += [len(tokens) + i - start for i in scored]
@@ -121,7 +118,7 @@ class ModelDrafter(Drafter):
         slots = [requests[b].slot for b in alive]
         for b, slot in zip(alive, slots):
             self.rollback(slot, requests[b].length - 1)    # the last token's logits are needed anew
-        missing = [requests[b].tail(self.begin(s)) for b, s in zip(alive, slots)]
+        missing = [requests[b].tail(self.held(s)) for b, s in zip(alive, slots)]
         counts = [len(m) for m in missing]
         last = torch.tensor(counts).cumsum(0) - 1
         return self.runner.forward(slots, counts, [t for m in missing for t in m], last.tolist(),
@@ -149,18 +146,23 @@ class ModelDrafter(Drafter):
         # `base` = the committed length: a position drafted again after a rejection gets fresh noise
         return exponential_race(q, sampling.seed, committed + step, DRAFT, committed), q
 
-    def _pack(self, drafted: list[list[Tensor]], drawn_from: list[list[Tensor | None]]) -> Draft:
-        """One flattened draft, request by request."""
-        flat = [t for row in drafted for t in row]
-        if not flat:
-            return Draft.empty(len(drafted), self.runner.device)
-        every_q = [q for row in drawn_from for q in row]
-        sampled = [q for q in every_q if q is not None]
-        rows = torch.tensor([q is not None for q in every_q], device=self.runner.device)
-        return Draft(torch.stack(flat),
-                     torch.tensor([0] + [len(row) for row in drafted], device=self.runner.device).cumsum(0),
-                     torch.stack(sampled) if sampled else None,
-                     torch.where(rows, rows.cumsum(0) - 1, -1), self.ids)
+    def _pack(self, batch: int, owners: list[int], tokens: list[Tensor], qs: list[Tensor], rows: list[int]) -> Draft:
+        """One flattened draft, request by request. Of N tokens, in the order of their steps: ``owners [N]``, the place
+        of the request in the batch; ``tokens`` and ``qs``, concatenated; ``rows [N]`` of these, -1 for one-hot."""
+        if not owners:
+            return Draft.empty(batch, self.runner.device)
+        order = sorted(range(len(owners)), key=owners.__getitem__)
+        counts = torch.tensor([0] + [owners.count(b) for b in range(batch)], device=self.runner.device)
+        return Draft(torch.cat(tokens)[order], counts.cumsum(0), torch.cat(qs) if qs else None,
+                     torch.tensor([rows[i] for i in order], device=self.runner.device), self.ids)
+
+
+def finite_rows(logits: Tensor) -> tuple[list[int], Tensor]:
+    """Which rows of ``logits [A, V]`` have a largest one, and these rows. A drafter that stops making sense (NaN) just
+    drafts less: the target decides, not the drafter."""
+    sane = torch.isfinite(logits.amax(-1)).tolist()
+    kept = [row for row, ok in enumerate(sane) if ok]
+    return kept, logits if all(sane) else logits[kept]
 
 
 def _trained_window(model) -> Window | None:

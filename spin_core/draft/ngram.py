@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from spin_core.draft.base import CaughtUp, Draft, Drafter, never_stopped
+from spin_core.draft.base import CaughtUp, Draft, Drafter, Stopped, never_stopped
 from spin_core.draft.build import BuildContext
 from spin_core.request import Request
 
@@ -33,7 +31,7 @@ class NgramDrafter(Drafter):
     def missing(self, request: Request) -> int:
         return max(0, request.length - len(self.index.get(request.slot, ([],))[0]))
 
-    def catch_up(self, requests: list[Request], stopped: Callable[[], bool] = never_stopped) -> list[CaughtUp]:
+    def catch_up(self, requests: list[Request], stopped: Stopped = never_stopped) -> list[CaughtUp]:
         return [self._read(r) for r in requests]
 
     def available(self, request: Request, most: int) -> int:

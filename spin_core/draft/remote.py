@@ -10,13 +10,14 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import suppress
 from copy import copy
 from typing import Any
 
 from torch import Tensor
 
-from spin_core.draft.base import CaughtUp, Draft, Drafter, never_stopped
+from spin_core.draft.base import CaughtUp, Draft, Drafter, Stopped, never_stopped
 from spin_core.draft.build import BuildContext
 from spin_core.request import Request
 from spin_core.runtime.ranks import Link, Ranks
@@ -37,7 +38,8 @@ class RemoteDrafter(Drafter):
         self.name, self.number = name, next(_numbers)
         self._draft, self._read = ranks.links["draft"][rank], ranks.links["read"][rank]
         about, _ = self._draft.answer(self._draft.ask("build", self.number, name, slots, max_len, bf16))
-        self.max_context, self.catch_up_threshold, self.gamma, self.is_lookup = about
+        most, self.catch_up_threshold, self.gamma, self.is_lookup = about
+        self.max_context = min(most, max_len)
         self._ids: Tensor | None = None                     # of its last draft
         self._held = [0] * slots                            # tokens of each text that the drafter has read
         self._told = [0] * slots                            # tokens of each text that its rank knows
@@ -71,7 +73,7 @@ class RemoteDrafter(Drafter):
     def missing(self, request: Request) -> int:
         return 0 if request.length > self.max_context else max(0, request.length - 1 - self._held[request.slot])
 
-    def catch_up(self, requests: list[Request], stopped: Callable[[], bool] = never_stopped) -> list[CaughtUp]:
+    def catch_up(self, requests: list[Request], stopped: Stopped = never_stopped) -> list[CaughtUp]:
         number, told = self._read.ask("catch_up", self.number, [self._news(r) for r in requests]), threading.Event()
 
         def meanwhile() -> None:
@@ -96,14 +98,39 @@ class RemoteDrafter(Drafter):
 
 
 class _Hosted:
-    """A drafter on its own rank, and the texts it drafts for, by slot."""
+    """A drafter on its own rank, and the texts it drafts for, by slot. Answers: a value, and perhaps a tensor."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
         self.texts: dict[int, Request] = {}
         self.ids: Tensor | None = None      # of its last draft
 
-    def requests(self, news: list[tuple]) -> list[Request]:
+    def about(self) -> tuple[Any]:
+        """What rank 0 needs to know of it."""
+        return (self.drafter.max_context, self.drafter.catch_up_threshold, self.drafter.gamma,
+                self.drafter.is_lookup),
+
+    def propose(self, news: list[tuple], counts: list[int]) -> tuple[Any, Tensor | None]:
+        """The draft without its distributions, how much was read of each text, and the distributions."""
+        start = time.perf_counter()
+        requests = self._requests(news)
+        draft = self.drafter.propose(requests, counts)
+        small, probs = copy(draft), draft.probs
+        small.probs, small.seconds = None, time.perf_counter() - start
+        if draft.ids is self.ids:
+            small.ids = SAME
+        self.ids = draft.ids
+        for name, part in vars(small).items():
+            if isinstance(part, Tensor):
+                setattr(small, name, part.cpu())
+        return (small, self._held(requests)), probs
+
+    def catch_up(self, news: list[tuple], stopped: Stopped) -> tuple[Any]:
+        """What it found, and how much was read of each text."""
+        requests = self._requests(news)
+        return (self.drafter.catch_up(requests, stopped), self._held(requests)),
+
+    def _requests(self, news: list[tuple]) -> list[Request]:
         """The requests as they are now, by what is new of them."""
         for slot, keep, start, tail, first in news:
             if keep is not None:
@@ -116,7 +143,7 @@ class _Hosted:
                 request.output_ids[start - len(request.prompt_ids):] = tail
         return [self.texts[slot] for slot, *_ in news]
 
-    def held(self, requests: list[Request]) -> list[int]:
+    def _held(self, requests: list[Request]) -> list[int]:
         """How many tokens of each text the drafter has read."""
         runner = getattr(self.drafter, "runner", None)
         return [runner.cache.lengths[r.slot] if runner else r.length - 1 - self.drafter.missing(r) for r in requests]
@@ -126,61 +153,34 @@ def host(build: Callable[[str, int, int, bool | None], Drafter], draft: Link, re
     """On a drafter's rank: serve rank 0 until it ends; reading goes on beside drafting. ``build(name, slots, max_len,
     bf16)`` makes a drafter. Raises EOFError where rank 0 has died."""
     hosted: dict[int, _Hosted] = {}
-    threading.Thread(target=_serve_reading, args=[hosted, read], daemon=True, name="spin-read").start()
+
+    def make_or_propose(what: str, key: int, *message: Any) -> tuple:
+        if what == "propose":
+            return hosted[key].propose(*message)
+        hosted[key] = _Hosted(build(*message))
+        return hosted[key].about()
+
+    def reading() -> None:
+        set_own_threads(1)
+        with suppress(EOFError):        # rank 0 has ended: the other conversation notices it, too
+            _serve(read, lambda what, key, news: hosted[key].catch_up(news, lambda: read.connection.poll(0)))
+
+    threading.Thread(target=reading, daemon=True, name="spin-read").start()
+    _serve(draft, make_or_propose)
+
+
+def _serve(link: Link, call: Callable[..., tuple]) -> None:
+    """Answer what rank 0 asks with what ``call`` returns or raises, until it ends."""
     while True:
-        number, what, *message = draft.receive()
+        number, what, *message = link.receive()
         if what == "end":
             return
+        if what == "stop":              # what it should stop has been answered
+            continue
         try:
-            if what == "build":
-                key, name, slots, max_len, bf16 = message
-                made = build(name, slots, max_len, bf16)
-                hosted[key] = _Hosted(made)
-                draft.reply(number, (min(made.max_context, max_len), made.catch_up_threshold, made.gamma,
-                                     made.is_lookup))
-            else:
-                draft.reply(number, *_propose(hosted[message[0]], *message[1:]))
-        except Exception as error:
-            draft.reply(number, _plain(error))
-
-
-def _propose(hosted: _Hosted, news: list[tuple], counts: list[int]) -> tuple[Any, Tensor | None]:
-    """The draft without its distributions, how much was read of each text, and the distributions."""
-    start = time.perf_counter()
-    requests = hosted.requests(news)
-    draft = hosted.drafter.propose(requests, counts)
-    small, probs = copy(draft), draft.probs
-    small.probs, small.seconds = None, time.perf_counter() - start
-    if draft.ids is hosted.ids:
-        small.ids = SAME
-    hosted.ids = draft.ids
-    for name, part in vars(small).items():
-        if isinstance(part, Tensor):
-            setattr(small, name, part.cpu())
-    return (small, hosted.held(requests)), probs
-
-
-def _serve_reading(hosted: Mapping[int, _Hosted], read: Link) -> None:
-    set_own_threads(1)
-    try:
-        while True:
-            number, what, *message = read.receive()
-            if what != "catch_up":
-                continue
-            try:
-                key, news = message
-                requests = hosted[key].requests(news)
-                found = hosted[key].drafter.catch_up(requests, lambda: read.connection.poll(0))
-                read.reply(number, (found, hosted[key].held(requests)))
-            except Exception as error:
-                read.reply(number, _plain(error))
-    except EOFError:
-        pass                # rank 0 has ended: the other conversation notices it, too
-
-
-def _plain(error: Exception) -> Exception:
-    """The error without what may not travel."""
-    return RuntimeError(f"{type(error).__name__}: {error}")
+            link.reply(number, *call(what, *message))
+        except Exception as error:      # in plain words: the error itself may hold what cannot travel
+            link.reply(number, RuntimeError(f"{type(error).__name__}: {error}"))
 
 
 def from_name(name: str, context: BuildContext) -> Drafter | None:

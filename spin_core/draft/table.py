@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable
-
-from spin_core.draft.base import CaughtUp, Draft, Drafter, never_stopped
+from spin_core.draft.base import CaughtUp, Draft, Drafter, Stopped, never_stopped
 from spin_core.draft.build import BuildContext
 from spin_core.request import Request
 from spin_core.zoo.table import DraftTable, key
@@ -60,7 +58,7 @@ class TableDrafter(Drafter):
     def missing(self, request: Request) -> int:
         return max(0, request.length - max(self.scored.get(request.slot, 0), len(request.prompt_ids)))
 
-    def catch_up(self, requests: list[Request], stopped: Callable[[], bool] = never_stopped) -> list[CaughtUp]:
+    def catch_up(self, requests: list[Request], stopped: Stopped = never_stopped) -> list[CaughtUp]:
         """Nothing needs to be read, but ``hits`` are known."""
         return [self._score(r) for r in requests]
 

@@ -130,11 +130,6 @@ class Tree(Draft):
                             "reach": 1 + max(depths(parents), default=-1)})
         return entries
 
-    def to(self, device: torch.device | str) -> "Tree":
-        parts = super().to(device)
-        return Tree(parts.tokens, parts.cu, parts.probs, parts.prob_row, parts.ids, self.parents.to(device), self.way,
-                    self.proposals, self.drafters, seconds=self.seconds)
-
 
 def flat(rows: list[list[int]], device: torch.device | str) -> Tensor:
     """The rows concatenated, ``[N]`` int64."""

@@ -38,6 +38,13 @@ def greedy(name: str, ids: list[int], count: int) -> list[int]:
     return ids[len(ids) - count:]
 
 
+@pytest.mark.parametrize("name", ["near", "subset", "ngram", "tree:near,ngram:2,1", "sparse:near:8", "none"])
+def test_a_step_may_ask_any_drafter_to_begin(name):
+    """What would raise there is suppressed, and would go unnoticed."""
+    with Engine(tiny.family(), name, 2) as engine:
+        engine.get_drafter(name).begin([request([1, 2])], [2])
+
+
 @settings(max_examples=30, deadline=None)
 @given(prompts=st.lists(st.lists(tokens, min_size=1, max_size=12), min_size=1, max_size=SLOTS), data=st.data(),
        name=st.sampled_from(["near", "subset"]))
