@@ -1,7 +1,5 @@
 """The command line: ``python -m spin_core generate | fetch | distill | bench | reproduce | grade``."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

@@ -13,8 +13,6 @@ A drafter whose rank dies is retired. Where a rank dies that holds a part of the
 requests stay as they are, the others end with an error that names the rank.
 """
 
-from __future__ import annotations
-
 import atexit
 import copy
 import sys

@@ -4,8 +4,6 @@ An :class:`Engine` puts the parts together: the target's runner, the pool of dra
 step (:mod:`spin_core.step`), and the pipeline that decides when a step runs. Read ``step.py`` for what a step does.
 """
 
-from __future__ import annotations
-
 import itertools
 import operator
 import threading
@@ -135,7 +133,7 @@ class Engine:
         self._turn = threading.Lock()               # held by the thread that steps
         self._stepping: int | None = None           # that thread
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> "Engine":
         return self
 
     def __exit__(self, *error) -> None:

@@ -1,7 +1,5 @@
 """Files written for a user, which appear whole or not at all; the cache folder; folders that one process holds."""
 
-from __future__ import annotations
-
 import errno
 import glob
 import itertools

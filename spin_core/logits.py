@@ -6,8 +6,6 @@ before it, so p is at every position what plain decoding would use, and the outp
 Drafters draft without them: that costs acceptance, never text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

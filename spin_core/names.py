@@ -1,7 +1,5 @@
 """Names that the laboratory adds to the engine's own: of policies, drafters and ways to attend."""
 
-from __future__ import annotations
-
 from functools import cache
 from importlib import import_module
 

@@ -14,8 +14,6 @@ The counter of a draw is ``(block, position, purpose, base)``:
               two purposes spend their noise once per position and leave it 0
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

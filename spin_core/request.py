@@ -1,7 +1,5 @@
 """What a caller asks for, and what the engine knows about it while it runs."""
 
-from __future__ import annotations
-
 import itertools
 import operator
 from dataclasses import dataclass, field, replace

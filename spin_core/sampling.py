@@ -4,8 +4,6 @@ Speculative decoding is lossless only if q is exactly the distribution the draft
 one plain decoding would use. Both come from :func:`probabilities`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass, fields
 

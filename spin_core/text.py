@@ -1,7 +1,5 @@
 """The text of an output, decoded as its tokens come."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Sequence
 

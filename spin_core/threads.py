@@ -7,8 +7,6 @@ sleeping threads 40 ms, as with one thread.) So idle threads sleep, and there ar
 cores. What the environment already says stays as it is: ``OMP_NUM_THREADS=4 python ...`` computes with four threads.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

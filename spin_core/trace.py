@@ -1,7 +1,5 @@
 """What happened, as events; every metric is a function of them."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

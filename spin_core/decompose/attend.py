@@ -4,8 +4,6 @@ Unpooled requests are read where they are. The pieces of a pool are gathered int
 costs a CPU about as much as reading the keys once more), computed in one call and merged by their log-sum-exps.
 """
 
-from __future__ import annotations
-
 import threading
 
 import torch

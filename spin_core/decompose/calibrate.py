@@ -3,8 +3,6 @@
 The constants are fitted to batches like those that are served, and err by a few percent there.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

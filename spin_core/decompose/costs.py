@@ -5,8 +5,6 @@ The model is linear, as SPIN's is: calls, keys and values read, scores computed,
 :mod:`spin_core.decompose.calibrate` measures the constants.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, replace
 

@@ -6,8 +6,6 @@ program of the second joins the pieces of one token. Visibility among in-flight 
 trees cost what chains cost.
 """
 
-from __future__ import annotations
-
 
 import numpy as np
 import torch

@@ -7,8 +7,6 @@ gathers nothing. Padding rows repeat the request's first query and padding keys 
 of which are always there: memory that was never written is not read at all.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 

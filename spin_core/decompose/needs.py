@@ -3,8 +3,6 @@
 The one place that says so: the survey of a model writes :class:`LayerNeeds`, and every strategy reads them.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 

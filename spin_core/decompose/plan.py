@@ -7,8 +7,6 @@ piece needs its own copy of its request's queries and the pieces' results have t
 the two with a device's measured costs.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -8,8 +8,6 @@ maximum over all pieces of i:
 Computed piece by piece, each with its own maximum, and joined by :func:`merge` through log-sum-exps.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

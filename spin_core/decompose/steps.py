@@ -1,7 +1,5 @@
 """Which code runs the plans of a strategy on a device."""
 
-from __future__ import annotations
-
 from spin_core.decompose.attend import TorchStep
 from spin_core.decompose.plan import STRATEGIES
 from spin_core.kv.cache import SlotCache

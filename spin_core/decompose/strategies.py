@@ -1,7 +1,5 @@
 """One name, one way to attend: what a model runner asks for the attention of every step."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

@@ -1,7 +1,5 @@
 """How drafters are built from their names, and what drafters made of others have in common."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

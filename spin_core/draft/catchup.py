@@ -4,8 +4,6 @@ A job is one catch-up of one drafter for some requests. It works on snapshots of
 else touches meanwhile: the engine lets no request draft with a drafter that is still reading its text.
 """
 
-from __future__ import annotations
-
 import functools
 import threading
 import time

@@ -5,8 +5,6 @@ a distribution that is none would change what is sampled. So whatever a drafter 
 and a drafter that hands over nonsense is retired like one that raises.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ In names: FIRST+REST, such as "ngram+fed-4L-8k". FIRST is "ngram" or a table, RE
 composition or not.
 """
 
-from __future__ import annotations
-
 import torch
 
 from spin_core.draft.base import CaughtUp, Draft, Drafter, Stopped, never_stopped

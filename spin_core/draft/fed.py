@@ -1,7 +1,5 @@
 """Drafting from the target's own activations; :mod:`spin_core.zoo.fed` says why and with which network."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

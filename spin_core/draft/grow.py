@@ -4,8 +4,6 @@ A level's nodes are read in one pass, each seeing the committed text and its own
 as a chain of that depth, only wider ones.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

@@ -1,7 +1,5 @@
 """Drafting with a small language model."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Prompt lookup: copy what followed the last few tokens when they last occurred. In names: "ngram"."""
 
-from __future__ import annotations
-
 from spin_core.draft.base import CaughtUp, Draft, Drafter, Stopped, never_stopped
 from spin_core.draft.build import BuildContext
 from spin_core.request import Request

@@ -4,8 +4,6 @@ Every drafter's file owns a part of the names, written at its head, and builds w
 in turn. To add a kind of drafter, give its file a ``from_name`` and list it here.
 """
 
-from __future__ import annotations
-
 import threading
 import warnings
 from collections.abc import Callable

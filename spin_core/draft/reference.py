@@ -6,8 +6,6 @@ drafted before it (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.0
     d_i ~ q_i = q(. | x_1 ... x_n, d_1 ... d_(i-1)),      i = 1 ... gamma
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -5,8 +5,6 @@ committed tokens since the last message, and the roll-back before them) and gets
 and asked on its rank by :func:`host`, as one process would do.
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

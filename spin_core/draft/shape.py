@@ -3,8 +3,6 @@
 SpecInfer (arXiv 2305.09781) expands every node of depth i into k_i children.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -8,8 +8,6 @@ In names: "sparse:NAME" or "sparse:NAME:WINDOW", where NAME is a model of the fa
 tokens or a share of the text such as 1/8 (:mod:`spin_core.kv.ring`).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from torch import Tensor

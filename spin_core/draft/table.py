@@ -6,8 +6,6 @@ a datastore of text (He et al., arXiv 2311.08252) and token recycling the follow
 2408.08696). A draft is a few bisections: the cheapest there is.
 """
 
-from __future__ import annotations
-
 from array import array
 from bisect import bisect_left
 from spin_core.draft.base import CaughtUp, Draft, Drafter, Stopped, never_stopped

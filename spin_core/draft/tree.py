@@ -9,8 +9,6 @@ The way siblings are drawn decides the q they may be tested with (:mod:`spin_cor
 ``top_k``                the likeliest tokens, or any other function of the past: one-hot, whatever scores led to it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple

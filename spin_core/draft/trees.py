@@ -7,8 +7,6 @@ gamma bounds the depth. DRAWING, for sampling requests, is one of :data:`spin_co
 "without_replacement" if it is left out. BUDGET bounds the nodes of a tree, all drafters together.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

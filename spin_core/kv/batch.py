@@ -1,7 +1,5 @@
 """One model pass over several requests: their new tokens concatenated, none padded to its neighbour."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

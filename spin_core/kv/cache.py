@@ -1,7 +1,5 @@
 """The KV cache: one row of memory per request, written by position, rolled back by changing a length."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

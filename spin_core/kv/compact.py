@@ -5,8 +5,6 @@ path[i]`` moves to ``base + i``. ``path`` ascends (parents come before children)
 destination may be another's source: so all of a request's entries are read before any is written.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from types import ModuleType
 

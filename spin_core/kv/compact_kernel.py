@@ -1,7 +1,5 @@
 """The Triton kernel that compacts accepted paths: one launch for all requests, layers and heads."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

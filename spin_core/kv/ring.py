@@ -8,8 +8,6 @@ The ring has ``ahead`` entries more than that: so many tokens may be drafted and
 that is still needed has been overwritten. Keys keep the positions at which they were made.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fractions import Fraction
 

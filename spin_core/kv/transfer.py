@@ -4,8 +4,6 @@ An ordinary copy from or to a CUDA device makes the host wait until the device h
 copy through page-locked memory is a piece of work like any other: it is queued, and the host goes on.
 """
 
-from __future__ import annotations
-
 import time
 
 import torch

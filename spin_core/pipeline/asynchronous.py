@@ -12,8 +12,6 @@ distributions, several drafters at once: such a step is run as without a pipelin
 synchronous fallback).
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ step writes and the next one reads. Shapes cannot depend on them, so every reque
 the longest draft; what is too much goes to the end of the batch, behind ``cu[-1]``, where the verifier does not look.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 

@@ -13,8 +13,6 @@ What is known of threads and torch on a CPU (``python -m spin_core bench pipelin
   worker sets its own share when it starts.
 """
 
-from __future__ import annotations
-
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable

@@ -5,8 +5,6 @@ groups should take equally long, in both stages; :func:`balanced` looks for that
 drafter, or of similar length, together (:mod:`spin_core.lab.rivals.groups`). None changes what is generated.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

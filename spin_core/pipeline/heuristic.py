@@ -22,8 +22,6 @@ which do not depend on how a batch is cut, and only make the measurement noisier
 Our choices, where the paper is silent: all of the above but the climb itself.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import deque

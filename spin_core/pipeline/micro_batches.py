@@ -10,8 +10,6 @@ The steady state crosses the borders of rounds: while the last micro-batch of a 
 draft is made. A batch that is not divided is served as without a pipeline.
 """
 
-from __future__ import annotations
-
 from numbers import Integral
 
 from spin_core.pipeline.executor import LIMIT, Executor, StageTimeout, make_executor

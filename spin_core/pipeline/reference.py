@@ -10,8 +10,6 @@ With one micro-batch the second rule makes the stages take turns. With more, one
 for. The code that serves (:mod:`spin_core.pipeline.micro_batches`) keeps this schedule, and is tested against it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from spin_core.pipeline.schedule import DRAFT, STAGES, VERIFY, Schedule, Span

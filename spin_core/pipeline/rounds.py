@@ -1,7 +1,5 @@
 """Rounds of the pipeline: what the heuristic is told. In a round every micro-batch lands once."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Sequence

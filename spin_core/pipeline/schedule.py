@@ -1,7 +1,5 @@
 """Spans of time on two stages, and what can be read off them: bubbles, shares, overlap efficiency."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 DRAFT, VERIFY = "draft", "verify"

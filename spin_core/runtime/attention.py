@@ -8,8 +8,6 @@ the batch travels as the extra keyword ``ragged``, which most models hand throug
 attended (request by request, padded, in pieces) is the business of :mod:`spin_core.decompose`.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -6,8 +6,6 @@ queries and keys are rotated at once, a norm takes four operations instead of si
 product before it. The numbers are the library's up to rounding.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

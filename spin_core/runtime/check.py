@@ -3,8 +3,6 @@
 What an architecture does differently, in a release of tomorrow too, shows here as a difference, not in a user's text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -10,8 +10,6 @@ Padding rows write their keys behind what their request holds: stale entries, wh
 never written may hold anything, even NaN, so they are blanked before they are multiplied by a weight of zero.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections import OrderedDict
 

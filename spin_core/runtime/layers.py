@@ -5,8 +5,6 @@ a cap on scores, sinks. The masks that the library would build are caught before
 rules over positions, so a window of 4096 tokens is found with a prompt of six.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -5,8 +5,6 @@ library writes to and reads from the request's slot, through cache layers that s
 by path, each as the chain that it would be.
 """
 
-from __future__ import annotations
-
 import inspect
 
 import torch

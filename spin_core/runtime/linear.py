@@ -12,8 +12,6 @@ against the q that they drew from; a target that rounds gives another text at ne
 ``python -m spin_core bench products`` shows all of them.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

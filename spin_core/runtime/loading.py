@@ -1,7 +1,5 @@
 """Making a model ready to be served: on ragged batches if it can, else through the library's own code, else not."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Sequence

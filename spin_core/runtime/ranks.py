@@ -8,7 +8,7 @@ Messages are small objects of Python. A large tensor (the distributions of a dra
 torch.distributed's backend: NCCL between GPUs, gloo between CPUs.
 """
 
-from __future__ import annotations
+from __future__ import annotations      # some builds of torch have no dist.Store
 
 import os
 import pickle

@@ -1,7 +1,5 @@
 """A Hugging Face causal LM over flattened ragged batches."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel

@@ -7,8 +7,6 @@ holds (which carries admissions, cancellations and roll-backs), the next tokens,
 rows. So nothing that is decided by the clock can differ between ranks.
 """
 
-from __future__ import annotations
-
 import itertools
 import weakref
 from contextlib import suppress

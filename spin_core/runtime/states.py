@@ -1,7 +1,5 @@
 """Keeping what a model computes at every token, for drafters that read it (:mod:`spin_core.zoo.fed`)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel

@@ -1,7 +1,5 @@
 """Worker threads that end with their owner, a watch over calls that may hang, and thread counts of one thread."""
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections.abc import Callable

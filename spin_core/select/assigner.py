@@ -5,8 +5,6 @@ request and no token may be lost: a selector that raises or answers nonsense is 
 stay with their drafters. Everything that comes from a policy passes one guarded door, :meth:`Assigner._ask`.
 """
 
-from __future__ import annotations
-
 import math
 import time
 import warnings

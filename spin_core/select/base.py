@@ -15,8 +15,6 @@ A policy is a matrix of weights [requests, arms]; the assignment follows from on
 drafters' capacities, the same for all policies (:mod:`spin_core.select.matching`).
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ the drafts. So every request pays an equal part of what the pass would take with
 drafted rows add are split by drafted tokens.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Greedy and epsilon-greedy: the rivals in the SPIN paper, and the sums that SPIN itself keeps."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

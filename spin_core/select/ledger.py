@@ -1,7 +1,5 @@
 """What every request has got from every arm so far: the sums that most policies keep."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 

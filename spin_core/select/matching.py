@@ -1,7 +1,5 @@
 """Maximum-weight matching of requests to drafters with limited capacities (SPIN, arXiv 2503.15921)."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy import ndarray
 from scipy.optimize import linear_sum_assignment

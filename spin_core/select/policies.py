@@ -1,7 +1,5 @@
 """Policies by their names."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from spin_core.names import load_rivals

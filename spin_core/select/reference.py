@@ -6,8 +6,6 @@ and the places of drafters, where the weight of an edge is the estimated goodput
 :class:`spin_core.select.spin.Spin` without its additions must do the same, and a test says so.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 

@@ -1,7 +1,5 @@
 """When to explore: epochs whose exploitation grows geometrically, so that T steps explore about log T times."""
 
-from __future__ import annotations
-
 
 class Epochs:
     """Epoch j = 0, 1, ... explores ``explore`` times, then has ``round(first * growth^j)`` slots of exploitation.

@@ -21,8 +21,6 @@ matching of requests to the drafters' places. Our choices, where we know of noth
   one request per slot explores the drafter, the one with the least to read.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

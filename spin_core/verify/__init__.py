@@ -5,8 +5,6 @@ Triton kernel gives the verdict (``kernel``, with its parts in ``kernel_*``). An
 as the tests that compare them with the textbook, random number by random number, still pass.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from types import ModuleType
 

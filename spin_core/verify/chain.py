@@ -6,8 +6,6 @@ nothing was rejected draw one bonus token from p. Whatever q is, each emitted to
 emitted with probability min(p, q)(x) by acceptance, and the residual supplies just the missing (p - q)+(x).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -23,8 +23,6 @@ are gathers: of each tested token, and of the group of :data:`GROUP` columns tha
 one-hot q is ever written.
 """
 
-from __future__ import annotations
-
 try:
     import triton
     import triton.language as tl

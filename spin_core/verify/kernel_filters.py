@@ -5,8 +5,6 @@ of that set is found by bisection on the ordered bit patterns of floats: exact, 
 row at most 33 times (there are 2^32 floats), as a rule far less, and from the cache where it holds a row.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -1,7 +1,5 @@
 """Triton: the random numbers of :mod:`spin_core.randomness`, bit for bit, made where they are used."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

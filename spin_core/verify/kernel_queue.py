@@ -5,8 +5,6 @@ chunks. Programs take tickets in order. A ticket whose entry is not there yet wa
 already running, works on what precedes it: so there is no deadlock, whatever the number of programs.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

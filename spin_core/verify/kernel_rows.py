@@ -4,8 +4,6 @@ All work in powers of two: 2^((x - peak) scale) with scale = log2(e) / temperatu
 A larger peak rescales what was summed up under a smaller one, so nothing has to be known of a row before it is read.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

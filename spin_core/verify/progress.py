@@ -1,7 +1,5 @@
 """Where requests stand after a verdict, kept on the device: the next step need not wait for the host."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -5,8 +5,6 @@ this for a whole batch and with counter-based randomness, :mod:`.kernel` in one 
 against this loop.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from torch import Tensor

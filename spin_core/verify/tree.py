@@ -7,8 +7,6 @@ distribution that child was drawn from, given the children rejected before it*. 
 the q they are tested with, and a way of drawing without such a q is refused: see :mod:`spin_core.draft.tree`.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -16,8 +16,6 @@ The splits are part of the files and never change: drafters train on "train", re
 "test". Begin with ``prompt``; ``formats`` reads files of prompts, and is where a new form of file is added.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

@@ -18,8 +18,6 @@ Optional keys: ``id`` (or ``question_id``; else made from the file's name and th
 as a missing key.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path

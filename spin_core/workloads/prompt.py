@@ -1,7 +1,5 @@
 """A prompt, and a named list of prompts."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ of fused ones. It proposes tokens of a reduced vocabulary.
 A head reads a text from its second token on: the first has no state before it. Entry i of its cache is token i + 1.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from transformers.masking_utils import create_causal_mask

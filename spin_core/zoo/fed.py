@@ -8,8 +8,6 @@ models share the head: its last layer's, or those of a *feedback memory*, a lear
 arXiv 2002.09402; SPIRe). The memory is strictly past: token i reads that of token i - 1.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM

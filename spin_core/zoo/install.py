@@ -8,8 +8,6 @@ complete, and an interruption costs the step it hit and nothing more. One lock p
 the same work; the process that holds it also removes the scratch folders that killed processes left behind.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -5,8 +5,6 @@ File format: safetensors with ``contexts`` int64 and ``followers`` int32 of a :c
 it does not say). :mod:`spin_core.lab.distill.table` writes such files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

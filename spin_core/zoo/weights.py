@@ -1,7 +1,5 @@
 """Reads safetensors files: the one place where a drafter's weights come from the disk."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch
