@@ -70,37 +70,28 @@ class Costs:
         return self.kv * (pieces * piece + merged * (rows * self.merge_query)) + self.calls(True, merged > 0, width)
 
 
+    def plan(self, plan) -> float:
+        """Seconds of a layer of a :class:`spin_core.decompose.plan.Plan`."""
+        lengths, q_lens = (np.array([each[b] for b in plan.unpooled]) for each in (plan.lengths, plan.q_lens))
+        total = self.step_call + self.unpooled_step * bool(plan.unpooled) + self.unpooled(lengths, q_lens).sum()
+        for pool in plan.pools:
+            pieces = Counter(piece.request for piece in pool.pieces).values()
+            total += self.whole_pool(sum(pieces), sum(n for n in pieces if n > 1), pool.width, pool.queries)
+        return float(total)
+
+
 FIELDS = [name for name in Costs.__dataclass_fields__ if name not in ("kv", "group")]
 
 
 def features(plan, heads: Heads) -> np.ndarray:
-    """How often a plan is charged each constant of :class:`Costs`, in the order of ``FIELDS``."""
-    row = dict.fromkeys(FIELDS, 0.0) | {"step_call": 1.0, "unpooled_step": float(bool(plan.unpooled))}
-    for b in plan.unpooled:
-        keys, rows = heads.kv * plan.lengths[b], plan.q_lens[b] * heads.group
-        row["unpooled_call"] += 1
-        row["unpooled_key"] += keys
-        row["unpooled_score"] += keys * rows
-        row["unpooled_query"] += heads.kv * rows
-    for pool in plan.pools:
-        rows, keys = pool.queries * heads.group, heads.kv * len(pool.pieces) * pool.width
-        merged = sum(n for n in Counter(piece.request for piece in pool.pieces).values() if n > 1)
-        row["pool_call"] += 1
-        row["pool_width"] += pool.width
-        row["pool_key"] += keys
-        row["pool_score"] += keys * rows
-        row["pool_query"] += heads.kv * len(pool.pieces) * rows
-        row["merge_call"] += merged > 0
-        row["merge_query"] += heads.kv * merged * rows
-    return np.array([row[name] for name in FIELDS])
+    """How often a plan is charged each constant of :class:`Costs`, in the order of ``FIELDS``: what it would cost if
+    that one were a second and the others nothing."""
+    return np.array([Costs(heads.kv, heads.group, *one).plan(plan) for one in np.eye(len(FIELDS)).tolist()])
 
 
 def priced(plan, costs: Costs | None):
     """``plan`` with its predicted seconds."""
-    if costs is None:
-        return plan
-    constants = [getattr(costs, name) for name in FIELDS]
-    return replace(plan, seconds=float(features(plan, Heads(costs.kv, costs.group)) @ constants))
+    return plan if costs is None else replace(plan, seconds=costs.plan(plan))
 
 
 def typical(dtype: torch.dtype, heads: Heads, dim: int) -> Costs:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -17,8 +19,30 @@ BATCHES = st.lists(st.tuples(st.integers(0, 700), st.integers(0, 20)), min_size=
 SKEWED = [1200] + [90, 100, 110, 95, 105] * 3
 
 
+def counted(plan: Plan, heads: Heads) -> np.ndarray:
+    """How often a plan is charged each constant of its costs, in the order of ``FIELDS``, counted one by one."""
+    row = dict.fromkeys(FIELDS, 0.0) | {"step_call": 1.0, "unpooled_step": float(bool(plan.unpooled))}
+    for b in plan.unpooled:
+        keys, rows = heads.kv * plan.lengths[b], plan.q_lens[b] * heads.group
+        row["unpooled_call"] += 1
+        row["unpooled_key"] += keys
+        row["unpooled_score"] += keys * rows
+        row["unpooled_query"] += heads.kv * rows
+    for pool in plan.pools:
+        rows, keys = pool.queries * heads.group, heads.kv * len(pool.pieces) * pool.width
+        merged = sum(n for n in Counter(piece.request for piece in pool.pieces).values() if n > 1)
+        row["pool_call"] += 1
+        row["pool_width"] += pool.width
+        row["pool_key"] += keys
+        row["pool_score"] += keys * rows
+        row["pool_query"] += heads.kv * len(pool.pieces) * rows
+        row["merge_call"] += merged > 0
+        row["merge_query"] += heads.kv * merged * rows
+    return np.array([row[name] for name in FIELDS])
+
+
 def seconds(made: Plan, costs: Costs) -> float:
-    return float(features(made, Heads(costs.kv, costs.group)) @ [getattr(costs, name) for name in FIELDS])
+    return float(counted(made, Heads(costs.kv, costs.group)) @ [getattr(costs, name) for name in FIELDS])
 
 
 @settings(max_examples=150, deadline=None)
@@ -155,6 +179,13 @@ def test_costs_move_the_width():
     dear = Costs(**(vars(COSTS) | dict(merge_call=1.0)))
     assert plan(lengths, q_lens, "decomposed", costs=dear).width == 900
     assert plan(lengths, q_lens, "decomposed", costs=cheap).width < 150
+
+
+@settings(max_examples=40, deadline=None)
+@given(BATCHES, st.sampled_from(STRATEGIES), st.sampled_from([None, 7, 64]))
+def test_what_a_plan_costs_is_linear_in_the_constants(batch, strategy, width):
+    made = plan([prefix + q for prefix, q in batch], [q for _, q in batch], strategy, costs=COSTS, width=width)
+    assert features(made, Heads(2, 3)).tolist() == counted(made, Heads(2, 3)).tolist()
 
 
 def test_a_fit_recovers_the_constants_it_was_made_from():
