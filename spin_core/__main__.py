@@ -101,7 +101,7 @@ def _generate(args) -> int:
     from spin_core.lab.provenance import here       # before the work: it notes the commit that runs
     from spin_core.request import FinishReason, SamplingParams
     from spin_core.runtime.ranks import RankLost, processes
-    from spin_core.workloads import load_workload
+    from spin_core.workloads import NAMES, load_workload
 
     if args.draft_model and not args.target:
         raise ValueError("--draft-model needs --target: the embedded target comes with drafters of its own")
@@ -111,8 +111,8 @@ def _generate(args) -> int:
                             tuple(args.stop), args.seed)
     prompts = args.prompt
     if args.workload:
-        prompts = [p.messages for p in load_workload(args.workload, split="test" if args.workload in
-                                                     _workload_names() else None, limit=args.limit)]
+        split = "test" if args.workload in NAMES else None
+        prompts = [p.messages for p in load_workload(args.workload, split, args.limit)]
     if args.parts and not args.target:
         raise ValueError("--parts is for a --target: the embedded one fits any device, and its drafters need it whole")
     family = distributed.join(
@@ -172,12 +172,6 @@ def _served(engine) -> str:
     steps = Counter(e.drafter for e in engine.trace.events if e.kind == "step" and e.emitted)
     return "drafters " + (", ".join(f"{name} {count / steps.total():.0%}" for name, count in steps.most_common()) or
                           "none yet")
-
-
-def _workload_names() -> tuple[str, ...]:
-    from spin_core.workloads import NAMES
-
-    return tuple(NAMES)
 
 
 def _marked(engine, request) -> str:

@@ -3,12 +3,7 @@
 from spin_core.decompose.attend import TorchStep
 from spin_core.decompose.plan import STRATEGIES
 from spin_core.kv.cache import SlotCache
-from spin_core.names import load_rivals
-
-try:
-    from spin_core.decompose.kernels import KernelStep
-except ImportError:                 # no Triton on this platform
-    KernelStep = TorchStep
+from spin_core.names import kernels, load_rivals
 
 STEPS: dict[str, type] = {}         # of strategies that need no plan
 NAMES = (*STRATEGIES, "flex")       # the last is a rival: its kernel skips blocks that no query sees
@@ -20,7 +15,8 @@ def step_class(strategy: str, cache: SlotCache) -> type[TorchStep]:
     if strategy not in STRATEGIES:
         load_rivals()
         return STEPS[strategy]
-    return KernelStep if strategy in ("auto", "decomposed") and cache.k[0].device.type == "cuda" else TorchStep
+    on_gpu = kernels("spin_core.decompose.kernels") if cache.k[0].device.type == "cuda" else None
+    return on_gpu.KernelStep if on_gpu and strategy in ("auto", "decomposed") else TorchStep
 
 
 def check_name(strategy: str) -> None:

@@ -9,7 +9,7 @@ from spin_core.decompose.calibrate import measured
 from spin_core.decompose.costs import Costs, Heads
 from spin_core.decompose.needs import Sight, View
 from spin_core.decompose.plan import LARGE, STRATEGIES, Plan, plan
-from spin_core.decompose.steps import KernelStep, step_class
+from spin_core.decompose.steps import step_class
 from spin_core.kv.batch import RaggedBatch
 from spin_core.kv.cache import SlotCache
 
@@ -34,7 +34,7 @@ class Attention:
         uneven = strategy == "flex" and k.is_cuda and k.shape[3] != v.shape[3]
         self.cls = TorchStep if uneven else step_class(strategy, cache)
         # the kernels read pieces where they lie in the cache, all at once: none stays unpooled
-        self.in_place = self.cls is KernelStep and KernelStep is not TorchStep
+        self.in_place = self.cls is not TorchStep and strategy in ("auto", "decomposed")
 
     def plan(self, lengths: list[int], q_lens: list[int]) -> Plan:
         """The plan for one step: ``lengths`` are keys per request, in-flight tokens included."""

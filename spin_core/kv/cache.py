@@ -27,7 +27,8 @@ class SlotCache:
         self.v = [torch.empty(slots, kv, n, val, dtype=dtype, device=device) for (kv, _, val), n in zip(shapes, rooms)]
         self.lengths = [0] * slots
         self.most = ahead if min(rooms, default=max_len) < max_len else None
-        self.reach = [0] * slots        # how far each slot was ever written since it was empty
+        self.ahead = float("inf") if self.most is None else ahead       # tokens that may be taken back
+        self.reach = [0] * slots        # of rings: how far each slot was ever written since it was empty
         self.max_len = max_len
 
     def check_room(self, slot: int, new_tokens: int) -> None:
@@ -54,11 +55,10 @@ class SlotCache:
         if length < 0:
             raise ValueError(f"slot {slot}: a length of {length} tokens is negative")
         self.lengths[slot] = min(self.lengths[slot], length)
-        if self.most is not None:
-            if self.reach[slot] - self.lengths[slot] > self.most:
-                self.lengths[slot] = 0
-            if not self.lengths[slot]:
-                self.reach[slot] = 0
+        if self.reach[slot] - self.lengths[slot] > self.ahead:
+            self.lengths[slot] = 0
+        if not self.lengths[slot]:
+            self.reach[slot] = 0
 
     def begin(self, slots: list[int], firsts: list[int], ends: list[int]) -> None:
         """A pass will write entries ``firsts[b]`` to ``ends[b]`` (not included) of each slot. Raises ValueError where

@@ -5,13 +5,11 @@ path[i]`` moves to ``base + i``. ``path`` ascends (parents come before children)
 destination may be another's source: so all of a request's entries are read before any is written.
 """
 
-from functools import cache
-from types import ModuleType
-
 import torch
 from torch import Tensor
 
 from spin_core.kv.cache import SlotCache
+from spin_core.names import kernels
 
 
 def compact(store: SlotCache, slots: list[int], bases: list[int], paths: list[list[int]],
@@ -31,8 +29,8 @@ def compact(store: SlotCache, slots: list[int], bases: list[int], paths: list[li
         return
     device = store.k[0].device
     alike = len({layer.shape for layer in (*store.k, *store.v)}) == 1
-    if device.type == "cuda" and alike and store.most is None and _kernel() is not None:
-        _kernel().compact(store, *zip(*moving))
+    if device.type == "cuda" and alike and store.most is None and (kernel := kernels("spin_core.kv.compact_kernel")):
+        kernel.compact(store, *zip(*moving))
     else:
         slot, source, target = _moves(moving, device)
         for layer in (*store.k, *store.v):
@@ -47,13 +45,3 @@ def _moves(moving: list[tuple[int, int, list[int]]], device: torch.device) -> tu
     """Slots, sources and destinations of all entries that move, ``[M]`` each."""
     rows = [(slot, base + node, base + i) for slot, base, path in moving for i, node in enumerate(path)]
     return tuple(torch.tensor(rows, dtype=torch.int64, device=device).unbind(1))
-
-
-@cache
-def _kernel() -> ModuleType | None:
-    """The Triton kernel's module, where Triton is installed."""
-    try:
-        from spin_core.kv import compact_kernel
-    except ImportError:
-        return None
-    return compact_kernel

@@ -70,10 +70,9 @@ class RingCache(SlotCache):
         self.held = torch.full((slots, entries), -1, dtype=torch.int64)
 
     def truncate(self, slot: int, length: int) -> None:
-        """Forget what lies beyond ``length`` tokens; everything, if more than ``ahead`` were written behind it."""
+        """Forget what lies beyond ``length`` tokens; everything, if more than ``ahead`` have been written behind it."""
         super().truncate(slot, length)
-        if self.lengths[slot] == 0 or self.reach[slot] - self.lengths[slot] > self.ahead:
-            self.lengths[slot] = self.reach[slot] = 0
+        if not self.lengths[slot]:
             self.held[slot] = -1
 
     def step(self, batch: RaggedBatch) -> "RingStep":

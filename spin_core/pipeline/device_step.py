@@ -92,8 +92,8 @@ class DeviceBatch:
         """The same of some of the requests."""
         at, was = upload(index, torch.int64, self.recent.device), self.progress
         progress = Progress(was.position[at], was.last[at], was.slot[at], was.lengths)
-        return DeviceBatch(self.target, self.drafter, self.graphs, progress, self.recent[at], self.gamma[at],
-                           self.last[at], self.sampling.rows(at), self.longest, self.sampled, self.filters)
+        return replace(self, progress=progress, recent=self.recent[at], gamma=self.gamma[at], last=self.last[at],
+                       sampling=self.sampling.rows(at))
 
 
 @dataclass

@@ -59,13 +59,18 @@ def ragged_attention(module: torch.nn.Module, query: Tensor, key: Tensor, value:
     Returns ``[1, N, heads, head_dim]``, contiguous as the library's own functions do. What ``options`` ask for is known
     since the model was loaded (:mod:`spin_core.runtime.layers`).
     """
-    ragged = ragged or getattr(_current, "ragged", None)
+    ragged = at_hand(ragged)
     if ragged is None:
         raise RuntimeError(f"{type(module).__name__} was not told of the batch: this copy of the model runs only "
                            "through its ModelRunner")
     out = ragged.attend(module.layer_idx, query[0], key[0].transpose(0, 1), value[0].transpose(0, 1),
                         query.shape[3] ** -0.5 if scaling is None else scaling)
     return out.contiguous().unsqueeze(0), None
+
+
+def at_hand(ragged: Ragged | None) -> Ragged | None:
+    """The batch that a layer was handed, or the one that is served in this thread."""
+    return ragged or getattr(_current, "ragged", None)
 
 
 @contextmanager

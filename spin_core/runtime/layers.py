@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from spin_core.decompose.needs import LayerNeeds, Sight
+from spin_core.runtime.attention import at_hand, serving
 
 NAME = "spin_core_survey"
 # options of an attention call that change its result, beside sliding_window, softcap and s_aux
@@ -69,7 +70,7 @@ class _Rule:
 
 def _take_notes(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask=None, *, ragged=None,
                 **options) -> tuple[Tensor, None]:
-    (ragged or _asking).note(module, query, key, value, attention_mask, options)
+    at_hand(ragged).note(module, query, key, value, attention_mask, options)
     group = query.shape[1] // value.shape[1]
     return value.repeat_interleave(group, 1).transpose(1, 2).contiguous(), None
 
@@ -80,7 +81,6 @@ def _rule(*args, mask_function: Callable, local_size: int | None = None, **more)
 
 AttentionInterface.register(NAME, _take_notes)
 AttentionMaskInterface.register(NAME, _rule)
-_asking: _Notes | None = None
 
 
 @torch.inference_mode()
@@ -89,16 +89,13 @@ def survey(model: PreTrainedModel, max_len: int) -> dict[int, LayerNeeds]:
 
     Raises NotImplementedError, naming layer and feature, for a model whose layers cannot attend ragged batches.
     """
-    global _asking
     refuse_positions(model)
     model.set_attn_implementation(NAME)
-    _asking = notes = _Notes(max_len)
+    notes = _Notes(max_len)
     tokens = torch.arange(6, device=model.device)[None] % model.get_input_embeddings().weight.shape[0]
-    try:
+    with serving(notes):
         model(input_ids=tokens[:, :max_len], position_ids=torch.arange(6, device=model.device)[None, :max_len],
               use_cache=False, ragged=notes)
-    finally:
-        _asking = None
     if not notes.layers:
         raise NotImplementedError("no layer attends through the library's registry")
     return notes.layers

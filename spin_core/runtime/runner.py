@@ -8,8 +8,7 @@ from spin_core.kv.batch import RaggedBatch
 from spin_core.kv.compact import compact
 from spin_core.kv.ring import Window
 from spin_core.runtime.linear import round_products
-from spin_core.runtime.loading import DRAFT, prepare
-from spin_core.runtime.states import record_states
+from spin_core.runtime.loading import DRAFT, prepare, record_states
 
 
 class ModelRunner:
@@ -20,9 +19,9 @@ class ModelRunner:
 
     ``vocab_size`` cuts logits that stand for no token (a head padded to a round width). With ``keep_states`` the
     runner keeps the model's ``states [slots, max_len, width]`` at every token, with the inputs of those layers that
-    ``keep_states`` numbers (:mod:`spin_core.runtime.states`). ``verification`` names how a ragged batch is attended
-    (:func:`spin_core.decompose.plan`). With a ``window`` every token sees only a part of its past, and the cache is a
-    ring that holds no more (:mod:`spin_core.kv.ring`).
+    ``keep_states`` numbers (:func:`spin_core.runtime.loading.record_states`). ``verification`` names how a ragged batch
+    is attended (:func:`spin_core.decompose.plan`). With a ``window`` every token sees only a part of its past, and the
+    cache is a ring that holds no more (:mod:`spin_core.kv.ring`).
 
     A model that does not attend through the library's registry, or in a way that ours does not know, runs through the
     library's own code, one request at a time (:mod:`spin_core.runtime.library`), with a warning: exact, and slow.

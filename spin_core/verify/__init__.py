@@ -5,14 +5,12 @@ Triton kernel gives the verdict (``kernel``, with its parts in ``kernel_*``). An
 as the tests that compare them with the textbook, random number by random number, still pass.
 """
 
-from functools import cache
-from types import ModuleType
-
 import torch
 from torch import Tensor
 
 from spin_core.draft.base import Draft
 from spin_core.draft.tree import Tree
+from spin_core.names import kernels
 from spin_core.sampling import SamplingBatch
 from spin_core.verify import chain
 from spin_core.verify.chain import Verdict
@@ -30,8 +28,8 @@ def verify_chain(logits: Tensor, draft: Draft, sampling: SamplingBatch, position
     Without it the kernel asks the device for that number, and waits. ``progress`` is brought up to date, by the kernel
     in the same launch: the next step can be prepared on the device before the host has seen this verdict.
     """
-    if logits.is_cuda and logits.dtype != torch.float64 and _kernel() is not None:
-        return _kernel().verify_chain(logits, draft, sampling, position, max_draft, progress)
+    if logits.is_cuda and logits.dtype != torch.float64 and (kernel := kernels("spin_core.verify.kernel")):
+        return kernel.verify_chain(logits, draft, sampling, position, max_draft, progress)
     verdict = chain.verify_chain(logits, draft, sampling, position)
     if max_draft is not None:
         missing = max_draft + 1 - verdict.tokens.shape[1]
@@ -39,13 +37,3 @@ def verify_chain(logits: Tensor, draft: Draft, sampling: SamplingBatch, position
     if progress is not None:
         progress.advance(verdict, position)
     return verdict
-
-
-@cache
-def _kernel() -> ModuleType | None:
-    """The Triton kernel's module, where Triton is installed."""
-    try:
-        from spin_core.verify import kernel
-    except ImportError:
-        return None
-    return kernel

@@ -23,13 +23,9 @@ are gathers: of each tested token, and of the group of :data:`GROUP` columns tha
 one-hot q is ever written.
 """
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError as error:
-    raise ImportError("spin_core.verify.kernel needs Triton, which this machine has not") from error
-
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 

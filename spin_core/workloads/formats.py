@@ -29,8 +29,8 @@ ROLES = {"system": "system", "user": "user", "human": "user",
          "bing": "assistant", "bard": "assistant"}
 
 
-def read_file(path: Path, workload: str | None = None) -> tuple[Prompt, ...]:
-    """All prompts of a file, in order; ``workload`` (default: the file's stem) is their set's name.
+def read_file(path: Path) -> tuple[Prompt, ...]:
+    """All prompts of a file, in order; the file's stem is their set's name.
 
     Raises WorkloadError with ``file:line: reason`` (or ``file, item n: reason``) for the first record that cannot be
     read, and for a file without records; OSError where the file itself cannot be opened.
@@ -42,7 +42,7 @@ def read_file(path: Path, workload: str | None = None) -> tuple[Prompt, ...]:
         line = data.count(b"\n", 0, error.start) + 1
         raise WorkloadError(f"{path}:{line}: not UTF-8 (byte 0x{data[error.start]:02x})") from None
     records = _array(text, path) if text.lstrip().startswith("[") else _lines(text, path)
-    return parse_records(records, workload=workload or path.stem, prefix=path.stem, source=str(path))
+    return parse_records(records, workload=path.stem, prefix=path.stem, source=str(path))
 
 
 def parse_records(records: Iterable[tuple[str, object]], *, workload: str, prefix: str, source: str,

