@@ -8,7 +8,6 @@ import itertools
 import operator
 import threading
 import warnings
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from numbers import Real
@@ -119,6 +118,9 @@ class Engine:
         self.trace = Trace(trace_limit)
         self.scheduler = Scheduler(family, self.target, self.pool, self.trace, max_batch=max_batch,
                                    max_len=self.max_len, kv_tokens=self.kv_tokens)
+        self.drafters, self.retired = self.pool.drafters, self.pool.retired     # by name; what those raised that failed
+        self.queue, self.running = self.scheduler.queue, self.scheduler.running
+        self.free_slots = self.scheduler.free_slots
         if drafter is not None:
             self.get_drafter(drafter)
         self.selection = self.scheduler.assigner = None if drafter is not None else Assigner(
@@ -263,27 +265,6 @@ class Engine:
     def get_drafter(self, name: str) -> Drafter:
         """The drafter of that name, built at its first use; one that drafts nothing if it was retired."""
         return self.pool.get(name)
-
-    @property
-    def drafters(self) -> dict[str, Drafter]:
-        return self.pool.drafters
-
-    @property
-    def retired(self) -> dict[str, BaseException]:
-        """What the drafters raised that do not draft any more."""
-        return self.pool.retired
-
-    @property
-    def queue(self) -> deque[Request]:
-        return self.scheduler.queue
-
-    @property
-    def running(self) -> list[Request]:
-        return self.scheduler.running
-
-    @property
-    def free_slots(self) -> list[int]:
-        return self.scheduler.free_slots
 
     @property
     def steps(self) -> int:

@@ -112,11 +112,6 @@ def distributions(draft: Draft, logits: Tensor, sampling: SamplingBatch, b: int)
     first, last = int(draft.cu[b]), int(draft.cu[b + 1])
     rows = torch.full((last - first + 1,), b, device=logits.device)
     p = probabilities(logits[first + b:last + b + 1], sampling.rows(rows))
-    q = p.new_zeros(last - first, p.shape[1])
-    for i, n in enumerate(range(first, last)):
-        if draft.prob_row[n] < 0:
-            q[i, draft.tokens[n]] = 1
-        else:
-            probs = draft.probs[draft.prob_row[n]].to(q)
-            q[i] = probs if draft.ids is None else q[i].index_copy(0, draft.ids, probs)
-    return {"p": p, "q": q}
+    q = [draft.distribution(token, row, p.shape[1]).to(p) for token, row in
+         zip(draft.tokens[first:last].tolist(), draft.prob_row[first:last].tolist())]
+    return {"p": p, "q": torch.stack(q) if q else p[:0]}

@@ -63,6 +63,14 @@ class Draft:
         """Drafted tokens per request, ``[B]``."""
         return self.cu.diff()
 
+    def distribution(self, token: int, row: int, vocab: int) -> Tensor:
+        """``[vocab]``: the q in ``row`` that ``token`` was drawn from. (Of a tree: its siblings are not left out yet.)"""
+        if row < 0:
+            return torch.nn.functional.one_hot(torch.tensor(token, device=self.tokens.device), vocab).float()
+        if self.ids is None:
+            return self.probs[row]
+        return self.probs.new_zeros(vocab).index_copy_(0, self.ids, self.probs[row])
+
     def to(self, device: torch.device | str) -> "Draft":
         """The same draft on ``device``, the verifier's."""
         return replace(self, **{name: part.to(device) for name, part in vars(self).items() if isinstance(part, Tensor)})

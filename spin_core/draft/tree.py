@@ -102,14 +102,6 @@ class Tree(Draft):
         for start, end, proposals in zip(self.cu.tolist(), self.cu[1:].tolist(), self.proposals):
             yield columns[0][start:end], columns[1][start:end], proposals
 
-    def distribution(self, token: int, row: int, vocab: int) -> Tensor:
-        """``[vocab]``: the q that a proposal of ``token`` was drawn from, before its siblings are left out."""
-        if row < 0:
-            return torch.nn.functional.one_hot(torch.tensor(token, device=self.tokens.device), vocab).float()
-        if self.ids is None:
-            return self.probs[row]
-        return self.probs.new_zeros(vocab).index_copy_(0, self.ids, self.probs[row])
-
     def ancestors(self, b: int, read: int = 0) -> Tensor:
         """The attention mask of request b's new tokens, bool ``[read + n, read + n]``: ``read`` tokens of its text that
         the target has not read yet, a chain, and behind them the n nodes, each of which sees that chain, its ancestors
