@@ -1,7 +1,6 @@
 """spin_core: speculative decoding with heterogeneous drafters, small enough to read.
 
-A batch of requests flows select -> draft -> decompose -> verify -> commit -> observe; each stage is one
-subpackage. Start at :mod:`spin_core.engine`, the loop that ties them together.
+A step of the engine is plan -> choose -> draft -> verify -> commit: start at :mod:`spin_core.step`.
 """
 
 __version__ = "0.1.0"

@@ -1,6 +1,6 @@
 """Request decomposition: attention over ragged batches without padding, SPIN's second idea.
 
-Begin with ``reference`` (the equations, 56 lines) and ``plan`` (what is computed together). ``layout`` turns a plan
+Begin with ``reference`` (the equations) and ``plan`` (what is computed together). ``layout`` turns a plan
 into index tensors, ``attend`` runs it with torch, ``kernels`` on a GPU; ``costs`` is the price model that
 ``plan`` searches with and ``calibrate`` measures; ``strategies`` is what a model runner calls. A new way to attend
 needs a step class with ``attend(layer, query, scale)`` and a name in ``steps``.

@@ -64,7 +64,7 @@ class Draft:
         return self.cu.diff()
 
     def distribution(self, token: int, row: int, vocab: int) -> Tensor:
-        """``[vocab]``: the q in ``row`` that ``token`` was drawn from. (Of a tree: its siblings are not left out yet.)"""
+        """``[vocab]``: the q in ``row`` that ``token`` was drawn from, before a tree's siblings are left out."""
         if row < 0:
             return torch.nn.functional.one_hot(torch.tensor(token, device=self.tokens.device), vocab).float()
         if self.ids is None:

@@ -6,7 +6,8 @@ in turn. To add a kind of drafter, give its file a ``from_name`` and list it her
 
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import ModuleType
 
 from spin_core.draft import base, composite, fed, model, ngram, remote, sparse, table, trees
 from spin_core.draft.base import Drafter, NullDrafter
@@ -86,17 +87,16 @@ def build(name: str, family, slots: int, max_len: int, target: ModelRunner | Non
 def make_context(family, slots: int, max_len: int, target: ModelRunner | None, bf16: bool | None = None
                  ) -> BuildContext:
     """What :data:`KINDS` build drafters for; without a ``target``, on another rank, the engine's ``bf16`` is given."""
-    def first_found(name: str) -> Drafter | None:
-        return next(filter(None, (kind.from_name(name, context) for kind in KINDS)), None)
+    def asked() -> Iterator[ModuleType]:
+        yield from KINDS
+        load_rivals()           # for a name that is none of the system's
+        yield from KINDS
 
     def build_one(name: str) -> Drafter:
-        drafter = first_found(name)
+        drafter = next(filter(None, (kind.from_name(name, context) for kind in asked())), None)
         if drafter is None:
-            load_rivals()
-            drafter = first_found(name)
-        if drafter is not None:
-            return drafter
-        raise ValueError(f"unknown drafter {name!r}; known: {', '.join(names(family))}")
+            raise ValueError(f"unknown drafter {name!r}; known: {', '.join(names(family))}")
+        return drafter
 
     context = BuildContext(family, slots, max_len, target, build_one, getattr(target, "bf16", bf16))
     return context

@@ -199,11 +199,7 @@ def verify_chain(logits: Tensor, draft: Draft, sampling: SamplingBatch, position
     """:func:`spin_core.verify.chain.verify_chain` in one launch after one that clears the queue.
 
     ``logits [N + B, V]`` fp32, bf16 or fp16 with contiguous rows, on a CUDA device or in Triton's
-    interpreter. ``max_draft``, if given, bounds the number of drafted tokens of a request; ``tokens`` then
-    has ``max_draft + 1`` columns, and nothing here waits for the device. Without it the largest count is
-    asked from the device.
-
-    ``progress``, if given, is brought up to date in the same launch.
+    interpreter. ``max_draft`` and ``progress``: see :func:`spin_core.verify.verify_chain`.
 
     ``block`` columns are loaded at a time (``drawn`` where tokens are drawn, which keeps more about each; at
     least :data:`GROUP`) and ``tiles`` blocks make a chunk; ``programs`` take chunks from the queue (default: two for

@@ -4,10 +4,10 @@
 >>> family = zoo.load("smollm2")                                    # fetched once, then loads in a moment
 >>> family = zoo.load(target="my/folder", drafters=["smaller/folder"])
 
-Begin with ``family`` (what :func:`load` returns) and ``load`` below. ``install``, ``convert`` and ``cachedir`` fetch
-the built-in target; ``huggingface`` and ``compat`` load and check any other; ``pruned``, ``fed`` and ``table`` are the
-forms of drafters, and ``weights`` reads their files. A new form of drafter gets a file here and one in
-:mod:`spin_core.draft`.
+Begin with ``family`` (what :func:`load` returns) and ``load`` below. ``install`` fetches the built-in target;
+``huggingface`` and ``compat`` load and check any other; ``pruned``, ``fed``, ``eagle3`` (its folders: ``speculators``)
+and ``table`` are the forms of drafters, and ``weights`` reads their files. A new form of drafter gets a file here and
+one in :mod:`spin_core.draft`.
 """
 
 from __future__ import annotations
