@@ -8,6 +8,7 @@ a row more costs next to nothing, as on a GPU at small batches (modelled).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ from spin_core.lab.simulate.replay import replay
 DESCRIPTION = "selection policies replayed on recorded text, against the best drafter of every request"
 BANDITS = ("spin", "spin-full", "greedy", "epsilon-greedy", "ucb", "exp3", "thompson", "hedge", "random")
 COSTS = {"measured": lambda recording: recording, "memory-bound": memory_bound}
+EXPLORE, FIRST, GROWTH, PRIOR = (0, 1, 2, 4), (4, 8, 32), (1.0, 2.0, 4.0), (0, 1, 4, 16, 64)
+KAPPA, MEMORY = (1, 4, 8, 32), (200, 2000, 20000)
 
 
 def add_arguments(parser) -> None:
@@ -38,6 +41,7 @@ def add_arguments(parser) -> None:
     parser.add_argument("--seeds", type=positive, default=20,
                         help="orders of service, and seeds of the policies (default 20)")
     parser.add_argument("--batch", type=positive, default=8, help="requests served at once (default 8)")
+    parser.add_argument("--sweep", action="store_true", help="also sweep the schedules and the priors")
 
 
 def run(args) -> Report:
@@ -60,6 +64,8 @@ def run(args) -> Report:
         trial = Trial(change(recording), args.batch, args.seeds)
         rows += [{"costs": costs} | row for row in trial.rows()]
         bars += trial.bars(costs)
+        if args.sweep:
+            rows += [{"costs": costs} | row for row in trial.sweep()]
         notes.append(f"{costs}: gamma " + ", ".join(f"{a} {g}" for a, g in trial.gammas.items()))
     notes.append("passes timed on this machine" if args.time or args.record else
                  "a selector's own time is this machine's, the steps it is a share of are the recording's: they are "
@@ -92,7 +98,7 @@ class Score:
 
 class Trial:
     """All policies on one recording. Policies choose among the drafters that stand for themselves; composed ones
-    are there as fixed arms, and for "spin-full, composed", which has them as arms too."""
+    are there as fixed arms, and for "spin, composed" and "spin-full, composed", which have them as arms too."""
 
     def __init__(self, recording: Recording, batch: int, seeds: int) -> None:
         self.whole, self.batch = recording, batch
@@ -106,10 +112,12 @@ class Trial:
                                        order=order).goodput for order in self.orders])
         self.scores: dict[str, Score] = {}
 
-    def play(self, policy: str, arms: tuple[str, ...]) -> Score:
+    def play(self, policy: str, arms: tuple[str, ...], **options) -> Score:
         """A policy over ``arms``, all seeds. "spin-full" bounds its own lengths; others have the fixed settings'."""
-        options = {"cost": self.whole.passes["target"]} if policy == "spin-full" else \
-            {"gamma": {a: self.gammas[a] for a in arms}}
+        if policy.startswith("spin-full"):
+            options = {"cost": self.whole.passes["target"]} | options
+        else:
+            options = {"gamma": {a: self.gammas[a] for a in arms}} | options
         runs = [replay(self.whole, make(policy, arms, seed=seed, **options), batch=self.batch, order=order).goodput
                 for seed, order in enumerate(self.orders)]
         return Score(np.array(runs), np.array(runs) / self.oracle)
@@ -119,7 +127,7 @@ class Trial:
         drafters, composed = self.recording.arms, tuple(self.whole.composed)
         jobs = {f"fixed:{a}": (f"fixed:{a}", (a,)) for a in (*drafters, *composed)} | {"none": (f"fixed:{NONE}", ())}
         jobs |= {name: (name, drafters) for name in BANDITS}
-        jobs["spin-full, composed"] = "spin-full", drafters + composed
+        jobs |= {f"{name}, composed": (name, drafters + composed) for name in ("spin", "spin-full")}
         for name, (policy, arms) in jobs.items():
             self.scores[name] = self.play(policy, arms)
             yield self.scores[name].row(name)
@@ -137,6 +145,9 @@ class Trial:
         for name in ("spin", "spin-full"):
             for other in (best, "greedy", "epsilon-greedy"):
                 bars.append(Bar(f"{costs}: {name} over {other}", self._over(name, other), ">= 1.0"))
+        if self.whole.composed:
+            bars += [Bar(f"{costs}: {name} with more arms over {name}", self._over(f"{name}, composed", name), ">= 0.98")
+                     for name in ("spin", "spin-full")]
         composed = max((n for n in self.scores if n.removeprefix("fixed:") in self.whole.composed), default=None,
                        key=lambda n: self.scores[n].goodput.mean())
         if composed:
@@ -146,6 +157,18 @@ class Trial:
     def _over(self, name: str, other: str) -> float:
         ratio = self.scores[name].goodput / self.scores[other].goodput
         return float(ratio.mean() - (half_interval(ratio.tolist()) if len(ratio) > 1 else 0.0))
+
+    def sweep(self) -> Iterator[dict]:
+        """SPIN's schedule and prior, and the shrinkage and memory of full information."""
+        drafters = self.recording.arms
+        for explore, first, growth in itertools.product(EXPLORE, FIRST, GROWTH):
+            if explore or (first, growth) == (FIRST[0], GROWTH[0]):     # without exploration the rest does not matter
+                yield self.play("spin", drafters, explore=explore, first=first, growth=growth).row(
+                    f"spin, {explore} of {first} x{growth:g}")
+        for policy, options in [*(("spin", {"prior": p}) for p in PRIOR), *(("spin-full", {"kappa": k}) for k in KAPPA),
+                                *(("spin-full", {"memory": m}) for m in MEMORY)]:
+            yield self.play(policy, drafters, **options).row(
+                f"{policy}, " + ", ".join(f"{k} {v}" for k, v in options.items()))
 
 
 def thinking(recording: Recording, batch: int) -> tuple[float, float]:

@@ -16,7 +16,7 @@ def report(tmp_path_factory):
     path = tmp_path_factory.mktemp("bench") / "r.npz"
     distributions = {"x": {"a": .8, "b": .3}, "y": {"a": .3, "b": .8}}
     synthetic(distributions, {"a": .05, "b": .05}, ["x", "y"] * 8, tokens=30).save(path)
-    return select.run(SimpleNamespace(record=None, recording=str(path), seeds=2, batch=4, time=False))
+    return select.run(SimpleNamespace(record=None, recording=str(path), seeds=2, batch=4, sweep=False, time=False))
 
 
 def test_every_policy_has_its_row_under_both_costs(report):
