@@ -4,7 +4,7 @@ The policy gives weights; :meth:`spin_core.select.base.Selector.assign` matches 
 paper says (:mod:`spin_core.select.reference`): time comes in epochs; the first slots of an epoch pick drafters at
 random and record the tokens per second of each request with each drafter; the others exploit it, by a maximum-weight
 matching of requests to the drafters' places. Our choices, where we know of nothing said, are justified by a sweep
-(``bench select``):
+(``bench select --sweep``):
 
 * a slot is a step of the server. Epoch j explores ``explore`` slots and exploits ``first * growth^j``: with growth
   above 1 the number of exploration slots grows as log T, and so may the regret;
