@@ -113,6 +113,8 @@ def _generate(args) -> int:
     if args.workload:
         split = "test" if args.workload in NAMES else None
         prompts = [p.messages for p in load_workload(args.workload, split, args.limit)]
+    if args.parts is not None and args.parts < 1:
+        raise ValueError(f"--parts {args.parts}: the target needs one rank at least")
     if args.parts and not args.target:
         raise ValueError("--parts is for a --target: the embedded one fits any device, and its drafters need it whole")
     family = distributed.join(

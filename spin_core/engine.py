@@ -5,17 +5,16 @@ step (:mod:`spin_core.step`), and the pipeline that decides when a step runs. Re
 """
 
 import itertools
-import operator
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from numbers import Real
 
 from spin_core.draft import Drafter, pool
 from spin_core.logits import check_model, resolve, samples
 from spin_core.pipeline.asynchronous import Asynchronous
-from spin_core.pipeline.executor import LIMIT, Sequential
+from spin_core.pipeline.executor import LIMIT, MOST, Sequential
 from spin_core.pipeline.grouping import check_policy
 from spin_core.pipeline.micro_batches import MicroBatches
 from spin_core.request import FinishReason, Request, SamplingParams, check_whole
@@ -25,7 +24,7 @@ from spin_core.scheduler import Scheduler
 from spin_core.select import Selector
 from spin_core.select.assigner import DEFAULT_GAMMA, Assigner, make_selector
 from spin_core.step import Step
-from spin_core.text import special_stops
+from spin_core.text import encode, special_stops
 from spin_core.trace import EVENTS, Event, Trace
 
 Prompt = str | list[int] | list[dict]
@@ -100,8 +99,9 @@ class Engine:
                                    ("the family's max_context", family.max_context, 2)):
             if value is not None or name not in ("gamma", "max_len", "kv_tokens"):
                 check_whole(f"Engine: {name}", value, least)
-        if not isinstance(stage_timeout, Real) or not stage_timeout > 0:
-            raise ValueError(f"Engine: stage_timeout must be a positive number of seconds, got {stage_timeout!r}")
+        if not isinstance(stage_timeout, Real) or not 0 < stage_timeout <= MOST:
+            raise ValueError(f"Engine: stage_timeout must be a positive number of seconds, at most {MOST:g}, "
+                             f"got {stage_timeout!r}")
         if bf16 is not None and type(bf16) is not bool:
             raise ValueError(f"Engine: bf16 is True, False or None, not {bf16!r}")
         check_model(family.target)
@@ -151,8 +151,6 @@ class Engine:
         Raises TypeError for ``params`` that are none, ValueError for an unknown drafter or an impossible gamma,
         RuntimeError on a closed engine.
         """
-        if self.closed:
-            raise RuntimeError("Engine.submit: the engine is closed")
         if gamma is not None:
             check_whole("Engine.submit: gamma", gamma, 0)
         params = resolve(params, self.family.target, self._seeds)
@@ -167,7 +165,7 @@ class Engine:
             request = Request([], params, name, number, pinned=drafter is not None)
         scheduler, ends = self.scheduler, None
         try:
-            request.prompt_ids = self._encode(prompt)
+            request.prompt_ids = encode(self.family, prompt)
             scheduler.check(request)
             request.stop_ids = frozenset(self.family.stop_ids if params.stop_ids is None else params.stop_ids) | \
                 special_stops(getattr(self.family, "tokenizer", None), params.stop)
@@ -175,6 +173,8 @@ class Engine:
         except Exception as error:          # whatever is wrong with a prompt is a failure of its request alone
             ends = FinishReason.ERROR, str(error) or type(error).__name__
         with scheduler.lock:
+            if self.closed:
+                raise RuntimeError("Engine.submit: the engine is closed")
             self.trace.add("submit", request.id)
             if ends:
                 scheduler.finish(request, *ends)
@@ -199,7 +199,9 @@ class Engine:
 
     def cancel_all(self) -> None:
         """End all requests, and wait for those in flight to land."""
-        self._end([*self.running, *self.queue])
+        with self.scheduler.lock:       # or one on its way from the queue into the batch would be in neither
+            requests = [*self.running, *self.queue]
+        self._end(requests)
 
     def generate(self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None,
                  **submit) -> list[Request]:
@@ -252,13 +254,10 @@ class Engine:
 
     def close(self) -> None:
         """End all requests and the engine's threads. It serves no more; a second call does nothing."""
-        if self.closed:
-            return
-        self.closed = True
+        with self.scheduler.lock:       # behind this, nothing is queued any more
+            self.closed = True
         self.cancel_all()
-        for part in (self.pipeline, self.selection):
-            if part:
-                part.close()
+        self._sweep()
 
     # ---- what can be read
 
@@ -276,21 +275,31 @@ class Engine:
     @contextmanager
     def _in_turn(self) -> Iterator[None]:
         """One step at a time, whichever thread it is called from."""
-        if self._stepping == threading.get_ident():
+        if self._is_within_step():
             raise RuntimeError("Engine.step was called from within a step: a step serves all requests already")
-        with self._turn:
-            self._stepping = threading.get_ident()
-            try:
-                yield
-            finally:
-                self._stepping = None
-        self._sweep()           # requests that were cancelled after the step looked for them
+        try:
+            with self._turn:
+                self._stepping = threading.get_ident()
+                try:
+                    yield
+                finally:
+                    self._stepping = None
+        finally:
+            self._sweep()           # requests that were cancelled after the step looked for them
+
+    def _is_within_step(self) -> bool:
+        """Is the calling thread in the midst of a step, as the code of a drafter is?"""
+        return self._stepping == threading.get_ident() or \
+            isinstance(self.pipeline, MicroBatches) and self.pipeline.is_within_stage()
 
     def _sweep(self) -> None:
-        """Let finished requests leave, unless a step runs: it does that itself."""
-        if any(r.finished for r in list(self.running)) and self._turn.acquire(blocking=False):
+        """Let finished requests leave, and a closed engine's threads end, unless a step runs: it does that itself."""
+        if (self.closed or any(r.finished for r in list(self.running))) and self._turn.acquire(blocking=False):
             try:
                 self.scheduler.sweep()
+                for part in (self.pipeline, self.selection) if self.closed else ():
+                    if part:
+                        part.close()
             finally:
                 self._turn.release()
 
@@ -298,7 +307,7 @@ class Engine:
         """End these requests, and let go of what they hold."""
         for request in requests:
             self.cancel(request)
-        if self._stepping != threading.get_ident() and any(map(self.scheduler.is_in_flight, requests)):
+        if self.pipeline and not self._is_within_step() and any(map(self.scheduler.is_in_flight, requests)):
             with self._in_turn():
                 self.pipeline.drain()
 
@@ -313,14 +322,3 @@ class Engine:
         for prompt, own in zip(prompts, params):
             for sample in samples(own):
                 requests.append(self.submit(prompt, sample, **submit))
-
-    def _encode(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str) or isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], dict):
-            return self.family.encode(prompt)
-        what = "a prompt is a string, a list of chat messages, or a list of token ids"
-        if isinstance(prompt, (bytes, Mapping, Set)):       # one could count them out, but that is not meant
-            raise ValueError(f"{what}: got {type(prompt).__name__}")
-        try:
-            return [operator.index(i) for i in prompt]      # integers of any kind, but no fractions
-        except TypeError as error:
-            raise ValueError(f"{what}: {error}") from error

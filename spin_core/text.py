@@ -1,7 +1,8 @@
 """The text of an output, decoded as its tokens come."""
 
+import operator
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 INCOMPLETE = "\ufffd"       # what a decoder writes for bytes that are no character, or no whole one yet
 
@@ -67,3 +68,16 @@ def special_stops(tokenizer, stop: Sequence[str]) -> set[int]:
             raise ValueError(f"the stop string {string!r} holds the special token {parts[0]!r} beside other text, and "
                              "special tokens are no part of a text: give the token as a stop string of its own")
     return {special[string] for string in stop if string in special}
+
+
+def encode(family, prompt) -> list[int]:
+    """The ids of a prompt: text and chat messages by the family's tokenizer. ValueError for what is no prompt."""
+    if isinstance(prompt, str) or isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], dict):
+        return family.encode(prompt)
+    what = "a prompt is a string, a list of chat messages, or a list of token ids"
+    if isinstance(prompt, (bytes, Mapping, Set)):       # one could count them out, but that is not meant
+        raise ValueError(f"{what}: got {type(prompt).__name__}")
+    try:
+        return [operator.index(i) for i in prompt]      # integers of any kind, but no fractions
+    except TypeError as error:
+        raise ValueError(f"{what}: {error}") from error

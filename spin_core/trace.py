@@ -2,6 +2,7 @@
 
 import threading
 import time
+import warnings
 from collections import deque
 from dataclasses import dataclass, field
 from numbers import Integral
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from spin_core.files import writing
 
 EVENTS = 100_000        # kept by default: about 65 MB
 
@@ -73,7 +75,7 @@ class Trace:
 
     ``events`` is cut by a tenth when it is full, oldest events first; ``dropped`` counts them. An event takes about
     650 bytes. With ``spill``, a folder, they are written there first: files that pandas reads, in the order of their
-    names. Streams listen to what is added, and miss nothing. ``steps``: how many steps were committed.
+    names; where that fails, a warning says so and they are lost, but no request is. Streams listen to what is added, and miss nothing. ``steps``: how many steps were committed.
     ``decisions`` are those of the pipeline's heuristic (:class:`spin_core.pipeline.Decision`), where there is one.
     """
 
@@ -102,11 +104,14 @@ class Trace:
         return event
 
     def _cut(self, count: int) -> None:
-        if self.spill is not None:
-            Path(self.spill).mkdir(parents=True, exist_ok=True)
-            to_pandas(self.events[:count]).to_parquet(Path(self.spill) / f"events-{self.dropped:012}.parquet")
+        cut, number = self.events[:count], self.dropped
         self.dropped += count
         del self.events[:count]
+        if self.spill is not None:
+            try:
+                _write(to_pandas(cut), Path(self.spill) / f"events-{number:012}.parquet")
+            except OSError as error:
+                warnings.warn(f"{count} events of the trace are lost: {error}", RuntimeWarning, stacklevel=3)
 
     def listen(self) -> deque[Event]:
         """A queue that gets every event from now on, until :meth:`forget`."""
@@ -122,10 +127,15 @@ class Trace:
         return to_pandas(self.events)
 
     def to_parquet(self, path: str | Path) -> None:
-        self.to_pandas().to_parquet(path, index=False)
+        _write(self.to_pandas(), path)
 
     def metrics(self) -> dict:
         return metrics(self.to_pandas())
+
+
+def _write(events: pd.DataFrame, path: str | Path) -> None:
+    with writing(path) as part:
+        events.to_parquet(part, index=False)
 
 
 def to_pandas(events: list[Event]) -> pd.DataFrame:

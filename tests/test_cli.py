@@ -88,6 +88,7 @@ def test_generate_writes_texts_events_and_metrics(family, tmp_path, capsys):
     (["--workload", "no-such-set"], "no-such-set"),
     (["--prompt", "abc", "--draft-model", "some/model"], "--draft-model needs --target"),
     (["--prompt", "abc", "--limit", "3"], "--limit needs --workload"),
+    (["--prompt", "abc", "--parts", "0"], "--parts 0"),
     (["--prompt", "abc", "--json", "/"], "'/'"),
     (["--prompt", "abc", "--json", ""], "an empty path names no file"),
 ])

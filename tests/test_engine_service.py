@@ -588,7 +588,7 @@ def test_old_names_work_with_a_warning():
 
 
 def test_impossible_limits_of_time_and_trace_are_refused():
-    for wrong in (0, -1.0, float("nan")):
+    for wrong in (0, -1.0, float("nan"), float("inf"), 1e30):
         with pytest.raises(ValueError, match="stage_timeout must be a positive number of seconds"):
             Engine(tiny.family(), "near", stage_timeout=wrong)
     with pytest.raises(ValueError, match="limit is a positive number of events or None"):

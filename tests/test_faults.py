@@ -5,6 +5,7 @@ Whatever comes in through a door of the engine, requests end with the texts that
 
 from __future__ import annotations
 
+import collections
 import functools
 import gc
 import random
@@ -400,6 +401,125 @@ def test_a_step_within_a_step_is_refused_by_name():
     with pytest.warns(RuntimeWarning, match="Engine.step was called from within a step"):
         request, = engine.generate([[1, 4]], GREEDY)
     assert request.output_ids == plain((1, 4))
+
+
+def within(seconds: float, call):
+    """What ``call`` returns; it may not take longer."""
+    found: list = []
+    thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert found, "it hangs or has raised"
+    return found[0]
+
+
+CALLS = {"step": lambda e: e.step(), "generate": lambda e: e.generate([[3, 4]], GREEDY),
+         "stream": lambda e: next(e.stream([[3, 4]], GREEDY)), "cancel": lambda e: e.cancel(e.running[0]),
+         "cancel_all": lambda e: e.cancel_all(), "close": lambda e: e.close(), "submit": lambda e: e.submit([3], GREEDY)}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("pipeline", ["off", 2, "auto"])
+def test_a_drafter_may_call_its_engine_and_none_waits_for_the_other(pipeline, call):
+    """It may be in a thread of the pipeline's. So may be a stream that nobody reads any more, when it is collected."""
+    engine = Engine(tiny.family(), "near", 3, pipeline=pipeline, max_batch=4)
+    sound, calls = engine.get_drafter("near").propose, []
+
+    def propose(*args):
+        calls.append(args)
+        if len(calls) == 3:
+            CALLS[call](engine)
+        return sound(*args)
+
+    engine.get_drafter("near").propose = propose
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        requests = within(60, lambda: engine.generate([[i, 4] for i in range(4)], GREEDY))
+    cancelled = [r.finish_reason is FinishReason.CANCELLED for r in requests]
+    assert sum(cancelled) == {"cancel": 1, "cancel_all": 4, "close": 4}.get(call, 0)
+    assert all(r.output_ids == plain((i, 4))[:len(r.output_ids)] for i, r in enumerate(requests))
+    refused = call in ("step", "generate")
+    assert refused == ("called from within a step" in str(engine.retired.get("near")))
+    engine.cancel_all()
+    tiny.assert_idle(engine)
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_closing_in_the_midst_of_others_work_ends_every_request_and_thread(pipeline):
+    before = set(threading.enumerate())
+    for delay in range(4):
+        engine, requests, errors = Engine(tiny.family(), selector="spin", pipeline=pipeline), [], []
+
+        def work(engine=engine, requests=requests, errors=errors):
+            try:
+                while True:
+                    requests.append(engine.submit([len(requests) % VOCAB, 4], GREEDY))
+                    engine.step()
+            except RuntimeError as error:
+                errors.append(str(error))
+
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.05 * delay)
+        engine.close()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)
+        assert len(errors) == 2 and all("the engine is closed" in error for error in errors), errors
+        assert all(r.finished and r.output_ids == plain((r.prompt_ids[0], 4))[:len(r.output_ids)] for r in requests)
+        tiny.assert_idle(engine)
+        deadline = time.monotonic() + 20        # a thread that was closed may still be on its way out
+        while set(threading.enumerate()) - before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not set(threading.enumerate()) - before
+
+
+def test_no_request_is_queued_behind_the_end():
+    engine = Engine(tiny.family(), "near", 3)
+    family = tiny.ReadingFamily(engine.family.target, {})
+    engine.family = family
+    family.encode = lambda prompt: (engine.close(), [1, 4])[1]
+    with pytest.raises(RuntimeError, match="Engine.submit: the engine is closed"):
+        engine.submit("text")
+    tiny.assert_idle(engine)
+
+
+def test_all_are_cancelled_even_one_on_its_way_into_the_batch():
+    engine, threads = Engine(tiny.family(), "near", 3), []
+
+    class Queue(collections.deque):
+        def popleft(self):
+            found = super().popleft()
+            threads.append(threading.Thread(target=engine.cancel_all))
+            threads[-1].start()
+            threads[-1].join(0.2)
+            return found
+
+    engine.scheduler.queue = Queue()
+    request = engine.submit([1, 4], GREEDY)
+    engine.step()
+    threads[0].join(20)
+    assert request.finish_reason is FinishReason.CANCELLED
+    tiny.assert_idle(engine)
+
+
+def test_cancelling_all_while_a_step_lands_needs_no_pipeline():
+    engine, found = Engine(tiny.family(), "near", 3, pipeline="off"), []
+    land = engine.stages.land
+
+    def cancelling(step):
+        thread = threading.Thread(target=lambda: found.append(engine.cancel_all()))
+        thread.start()
+        thread.join(0.2)
+        return land(step)
+
+    engine.stages.land = cancelling
+    request = engine.submit([1, 4], GREEDY)
+    engine.step()
+    within(20, lambda: [time.sleep(0.01) for _ in iter(lambda: bool(found), True)] or True)
+    assert found == [None] and request.finish_reason is FinishReason.CANCELLED
+    tiny.assert_idle(engine)
 
 
 # ---- what an engine leaves behind

@@ -149,6 +149,21 @@ def test_recorded_distributions_are_p_and_q_of_every_position():
 
 # ---- long services, and what statistics count
 
+@pytest.mark.parametrize("wrong", ["full disk", "file for a folder"])
+def test_events_that_cannot_be_spilled_are_lost_with_a_warning_and_no_request_is(tmp_path, wrong):
+    engine = Engine(tiny.family(), "near", trace_limit=20)
+    engine.trace.spill = tmp_path / "spilled"
+    if wrong != "full disk":
+        engine.trace.spill.write_text("")
+    with tiny.little_room(4096 if wrong != "full disk" else 16), \
+            pytest.warns(RuntimeWarning, match="2 events of the trace are lost: .*spilled"):
+        requests = engine.generate([[i, 4] for i in range(9)], SamplingParams(max_new_tokens=8))
+    assert all(r.error is None and r.finished for r in requests) and engine.trace.dropped > 0
+    assert not [p for p in tmp_path.rglob("*") if p.suffix == ".parquet"]
+    with tiny.little_room(16), pytest.raises(OSError, match="cannot write .*all.parquet"):
+        engine.trace.to_parquet(tmp_path / "all.parquet")
+
+
 def test_a_trace_keeps_the_latest_events_and_spills_the_others(tmp_path):
     trace = Trace(limit=50)
     trace.spill = tmp_path / "spilled"

@@ -14,6 +14,7 @@ What is known of threads and torch on a CPU (``python -m spin_core bench pipelin
 """
 
 import functools
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -26,6 +27,7 @@ from spin_core.pipeline.schedule import DRAFT, STAGES, VERIFY
 from spin_core.runtime.workers import WorkerThread, set_own_threads
 
 LIMIT = 600.0           # seconds that a wait may take
+MOST = threading.TIMEOUT_MAX        # that it can
 
 
 class StageTimeout(RuntimeError):
@@ -94,6 +96,10 @@ class Executor(ABC):
     def _landed(self, flight: Flight) -> None:
         """The owner has the flight's result in hand."""
 
+    def is_within_stage(self) -> bool:
+        """Is the calling thread one of its own?"""
+        return False
+
     def close(self) -> None:
         """End the threads, behind what is under way."""
 
@@ -132,6 +138,9 @@ class Threads(Executor):
     def _start(self, flight: Flight, draft: Callable[[], Any], verify: Callable[[Any], Any]) -> None:
         self._lanes[DRAFT].submit(flight.draft, draft)
         self._lanes[VERIFY].submit(flight.verify, verify)
+
+    def is_within_stage(self) -> bool:
+        return any(lane.is_current() for lane in self._lanes.values())
 
     def close(self) -> None:
         for lane in self._lanes.values():

@@ -86,6 +86,11 @@ class MicroBatches:
                 pass
         self.rounds.restart()
 
+    def is_within_stage(self) -> bool:
+        """Is the calling thread in the midst of drafting or verifying?"""
+        executor = self._executor       # any thread may ask
+        return executor is not None and executor.is_within_stage()
+
     def close(self) -> None:
         """End the stages' threads."""
         if self._executor:

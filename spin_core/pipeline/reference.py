@@ -22,8 +22,8 @@ def simulate(draft: Sequence[float], verify: Sequence[float], rounds: int = 1, *
     """
     if len(draft) != len(verify) or not draft:
         raise ValueError(f"simulate: one draft and one verify time per group, got {len(draft)} and {len(verify)}")
-    if min(*draft, *verify) < 0 or rounds < 1:
-        raise ValueError("simulate: times must not be negative, and there must be at least one round")
+    if not all(0 <= seconds < float("inf") for seconds in (*draft, *verify)) or rounds < 1:
+        raise ValueError("simulate: times must be finite and not negative, and there must be at least one round")
     free = dict.fromkeys(STAGES, 0.0)           # when each stage can take on more
     committed = [0.0] * len(draft)              # when each group's last verification was done
     spans = []

@@ -22,7 +22,11 @@ class WorkerThread:
         self._queue: SimpleQueue = SimpleQueue()
         thread = threading.Thread(target=_work, args=(self._queue, begin), daemon=True, name=name)
         thread.start()
-        self._end = weakref.finalize(self, _end, self._queue, thread)
+        self._thread, self._end = thread, weakref.finalize(self, _end, self._queue, thread)
+
+    def is_current(self) -> bool:
+        """Is it the calling thread?"""
+        return self._thread is threading.current_thread()
 
     def submit(self, call: Callable, *args: Any) -> None:
         """Run ``call(*args)`` behind all that was submitted before. It must not raise."""

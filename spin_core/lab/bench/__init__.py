@@ -114,6 +114,20 @@ def at_least(least: int) -> Callable[[str], int]:
 positive = at_least(1)
 
 
+def finite(text: str) -> float:
+    """An argument's type: a finite number, 0 or more."""
+    if not 0 <= float(text) < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no finite number >= 0")
+    return float(text)
+
+
+def above_zero(text: str) -> float:
+    """An argument's type: a finite number above 0. A budget of NaN seconds would never end."""
+    if not 0 < float(text) < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no finite number above 0")
+    return float(text)
+
+
 def module(name: str) -> ModuleType:
     """The module of one benchmark."""
     return importlib.import_module(f"spin_core.lab.bench.{name.replace('-', '_')}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from spin_core import zoo
-from spin_core.lab.bench import Bar, Report, positive
+from spin_core.lab.bench import Bar, Report, at_least, positive
 from spin_core.lab.bench.contenders import generate
 from spin_core.engine import Engine
 from spin_core.request import SamplingParams
@@ -24,7 +24,7 @@ def add_arguments(parser) -> None:
     parser.add_argument("--prompts", type=positive, default=64)
     parser.add_argument("--max-new-tokens", type=positive, default=48)
     parser.add_argument("--drafter", help="one for all (default: the engine's selection)")
-    parser.add_argument("--gamma", type=int, help="default: the engine's")
+    parser.add_argument("--gamma", type=at_least(0), help="default: the engine's")
     parser.add_argument("--batch", type=positive, default=8)
     parser.add_argument("--workload", default="mix")
     parser.add_argument("--device", default="cpu")

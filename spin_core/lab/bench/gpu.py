@@ -18,7 +18,7 @@ from typing import TypeVar
 import torch
 
 from spin_core.lab import bench
-from spin_core.lab.bench import Bar, Report
+from spin_core.lab.bench import Bar, Report, above_zero
 from spin_core.lab.simulate.profiles import Model
 
 DESCRIPTION = ("all that has to be measured on a GPU, in one run: the verify kernel, attention, CUDA-graphed drafting, "
@@ -66,7 +66,7 @@ def attempt(report: Report, name: str, call: Callable[[], T]) -> T | None:
 def add_arguments(parser) -> None:
     parser.add_argument("--only", nargs="+", metavar="SECTION",
                         help="these sections (default: verify, verify-attention, drafting, system)")
-    parser.add_argument("--budget-seconds", type=float, default=480, metavar="S",
+    parser.add_argument("--budget-seconds", type=above_zero, default=480, metavar="S",
                         help="stop starting new cases after this time, shared by the sections (default 480)")
     parser.add_argument("--dry-run", action="store_true",
                         help="try the command without a GPU: tiny sizes, kernels interpreted, times mean nothing "

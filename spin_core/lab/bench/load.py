@@ -24,7 +24,7 @@ MARKS = 10          # times that memory is looked at
 
 def add_arguments(parser) -> None:
     parser.add_argument("--requests", type=positive, help="(default 5000; with --faults 500)")
-    parser.add_argument("--compare", type=int, default=1000,
+    parser.add_argument("--compare", type=at_least(0), default=1000,
                         help="texts compared with those of requests alone (default 1000)")
     parser.add_argument("--batch", type=positive, default=16, help="requests that run at once (default 16)")
     parser.add_argument("--seed", type=int, default=0)

@@ -34,7 +34,7 @@ from spin_core.draft import DraftTable
 from spin_core.draft.pool import is_fed
 from spin_core.engine import Engine
 from spin_core.files import save_json
-from spin_core.lab.bench import Bar, Report, positive
+from spin_core.lab.bench import Bar, Report, above_zero, finite, positive
 from spin_core.lab.bench import contenders as how, elsewhere
 from spin_core.lab.bench.answers import is_lookup
 from spin_core.lab.bench.names import (ASSISTED, BASELINE, CONTINUOUS, FIXED, FLASHSPEC, MORE, PACKED, PLAIN, RUNGS,
@@ -58,7 +58,7 @@ SLOW = "mix"            # contenders that are several times slower decode this w
 
 def add_arguments(parser) -> None:
     parser.add_argument("--batch", type=positive, nargs="+", default=[1, 8], help="batch sizes (default 1 8)")
-    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0], help="(default 0 1)")
+    parser.add_argument("--temperature", type=finite, nargs="+", default=[0.0, 1.0], help="(default 0 1)")
     parser.add_argument("--workloads", nargs="+", default=list(NAMES), help=f"(default {' '.join(NAMES)})")
     parser.add_argument("--prompts", type=positive, default=2, help="prompts of each workload at least (default 2)")
     parser.add_argument("--waves", type=positive, default=2, help="batches of prompts of each workload (default 2)")
@@ -72,7 +72,7 @@ def add_arguments(parser) -> None:
                                                             f"flashspec among them needs {how.INSTALL}")
     parser.add_argument("--peer", type=elsewhere.peer, nargs="+", default=[], metavar="NAME=PYTHON",
                         help="peers in environments of their own: vllm=PYTHON, llama.cpp=PYTHON")
-    parser.add_argument("--budget-seconds", type=float, default=400.0, help="for all cases together (default 400)")
+    parser.add_argument("--budget-seconds", type=above_zero, default=400.0, help="for all cases together (default 400)")
     parser.add_argument("--plain", action="store_true",
                         help="only our plain decoding and SPIN: the gain by batch, such as --batch 1 2 4 8 16 32")
     parser.add_argument("--resume", action="store_true", help="keep the whole cases of an earlier run in --json")

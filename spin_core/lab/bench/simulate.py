@@ -28,7 +28,7 @@ from itertools import product
 import numpy as np
 
 from spin_core import zoo
-from spin_core.lab.bench import Bar, Report, positive
+from spin_core.lab.bench import Bar, Report, above_zero, positive
 from spin_core.lab.bench.rounds import in_turns
 from spin_core.lab.bench.answers import pool
 from spin_core.lab.bench.passes import CONTEXTS, DTYPES, fitted, models, peaks, work_of
@@ -61,7 +61,7 @@ def add_arguments(parser) -> None:
     parser.add_argument("--max-new-tokens", type=positive, default=48)
     parser.add_argument("--arrivals", choices=arrivals.KINDS,
                         help="only simulate the rungs of SPIN, under such arrivals")
-    parser.add_argument("--rate", type=float, default=2.0, help="requests that arrive per second (default 2)")
+    parser.add_argument("--rate", type=above_zero, default=2.0, help="requests that arrive per second (default 2)")
 
 
 def run(args) -> Report:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -162,7 +163,10 @@ def export(family, out: Path, name: str, folder: Path, speculators: bool = False
     path = folder / f"{name}.safetensors"
     corpus.save_whole(path, tensors, {"description": recipe.describe(), **{key: str(value) for key, value in (
         *facts.items(), *((key, value) for key, value in ways.items() if value is not None))}})
-    log = [json.loads(line) for line in (out / "log.jsonl").read_text("utf-8").splitlines()]
+    log = []
+    for line in (out / "log.jsonl").read_text("utf-8").splitlines():
+        with suppress(json.JSONDecodeError):        # a full disk has left half a line
+            log.append(json.loads(line))
     held = [line for line in log if line.get("event") == "held out" and line["head"] == name]
     save_json(path.with_suffix(".json"), {**facts, "log": [
         {"step": line["step"], "tokens": line["tokens"], "loss": line.get("loss"), "seconds": 3600 * line["cpu_hours"],

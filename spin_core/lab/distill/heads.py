@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors.torch import save_file
 
+from spin_core.files import save_json
+from spin_core.lab.distill.corpus import save_whole
 from spin_core.zoo.eagle3 import Eagle3Llama
 from spin_core.zoo.family import DraftModel
 from spin_core.zoo.speculators import FIRST, OPTIONS, ORIGINAL_FIRST
@@ -49,10 +49,8 @@ def save(drafter: DraftModel, folder: str | Path, target: PreTrainedModel, *, la
         ids = drafter.ids.cpu()
         tensors["d2t"] = ids - torch.arange(len(ids))
         tensors["t2d"] = torch.zeros(whole, dtype=torch.bool).index_fill(0, ids, True)
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(_stated(model, layout, whole, name, target), indent=1) + "\n",
-                                        encoding="utf-8")
+    save_whole(folder / "model.safetensors", tensors, {"format": "pt"})
+    save_json(folder / "config.json", _stated(model, layout, whole, name, target))
 
 
 def _stated(model, layout: str, whole: int, name: str | None, target: PreTrainedModel) -> dict:

@@ -7,6 +7,7 @@ stays in a file, a ring of fixed size: while it lasts, a text that comes again c
 from __future__ import annotations
 
 import json
+import os
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,8 +105,9 @@ class Store:
         parts = (path, np.int16, (rows, width)), (path.with_suffix(".log_z"), np.float32, (rows,))
         known = all(name.exists() and name.stat().st_size == np.dtype(kind).itemsize * np.prod(shape, dtype=int)
                     for name, kind, shape in parts)
-        self.states, self.log_z = (np.memmap(name, kind, "r+" if known else "w+", shape=shape)
-                                   for name, kind, shape in parts)
+        for name, kind, shape in parts if not known else ():
+            _reserve(name, int(np.dtype(kind).itemsize * np.prod(shape, dtype=int)))
+        self.states, self.log_z = (np.memmap(name, kind, "r+", shape=shape) for name, kind, shape in parts)
         index = path.with_suffix(".json")
         if known and index.exists():
             saved = json.loads(index.read_text())
@@ -141,6 +143,20 @@ class Store:
 
     def _sum(self, row: int) -> int:
         return int(self.states[row].sum(dtype=np.int64))
+
+
+def _reserve(path: Path, size: int) -> None:
+    """Make a file of ``size`` bytes with room for each: where the disk is full only when a mapped file is written to,
+    the system ends the process. Raises OSError, naming ``path``."""
+    try:
+        with open(path, "wb") as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            else:
+                file.truncate(size)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise OSError(f"cannot write {path}, of {size / 1e9:.3g} GB: {error}") from error
 
 
 def fill(store: Store, reader: Reader, texts: list[Text]) -> int:

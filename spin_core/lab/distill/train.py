@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -375,15 +376,20 @@ def run(family, recipes: dict[str, Recipe], out: Path, data: list[Path], *, seco
     texts.generator.manual_seed(sum(t.step for t in trainers))      # each time it goes on, in another order
     width = reader.hidden * (len(layers) + 1)
     needed = 2 * LONGEST * (EACH * AHEAD * len(KINDS) + len(fixed["held"]))
-    rows = int(store_gb * 1e9 / (2 * width))
+    path = out / f"states-{'-'.join(recipes)[:60]}.bin"
+    room = shutil.disk_usage(out).free + (path.stat().st_size if path.exists() else 0)
+    rows = int(min(store_gb * 1e9 / (2 * width), .9 * room / (2 * width + 4)))
     if steps is not None:
         rows = min(rows, needed)
-    store = Store(out / f"states-{'-'.join(recipes)[:60]}.bin", width, rows)
+    store = Store(path, width, rows)
     head = reader.head[fixed["ids"][:max(len(t.ids) for t in trainers)].to(reader.head.device)]
 
     def say(**facts) -> None:
-        with open(out / "log.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps({"time": time.strftime("%F %T"), **facts}) + "\n")
+        try:
+            with open(out / "log.jsonl", "a", encoding="utf-8") as file:
+                file.write(json.dumps({"time": time.strftime("%F %T"), **facts}) + "\n")
+        except OSError as error:
+            raise OSError(f"cannot write {out / 'log.jsonl'}: {error}") from error
 
     def report() -> None:
         for trainer, (name, found) in zip(trainers, evaluate(trainers, fixed["held"], store, reader, head).items()):

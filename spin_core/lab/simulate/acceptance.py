@@ -28,6 +28,7 @@ from numpy import ndarray
 from scipy.optimize import bisect
 from scipy.special import expit, logit
 
+from spin_core.lab.simulate.checks import finite, whole, within
 from spin_core.lab.simulate.recording import MAX_GAMMA, Passes, Recording, chains
 from spin_core.lab.simulate.profiles import DRAFTERS
 
@@ -71,11 +72,14 @@ def recording(name: str, requests: int, passes: Mapping[str, Passes], seed: int 
     """A recording of ``requests`` made-up answers of data set ``name``; ``passes``: the costs of its passes.
 
     ``scale`` multiplies the medians of lengths, ``spread`` takes the place of their spread: to see how much depends on
-    these two, which are ours. Raises ValueError for an unknown name or no requests.
+    these two, which are ours. Raises ValueError for an unknown name, no requests, or numbers that cannot be.
     """
-    if name not in NAMES or requests < 1:
-        raise ValueError(f"recording: data set {name!r} of {', '.join(NAMES)}, and at least one request; "
-                         f"got {requests}")
+    if name not in NAMES:
+        raise ValueError(f"recording: unknown data set {name!r}; known: {', '.join(NAMES)}")
+    whole("recording", 1, requests=requests)
+    whole("recording", 0, seed=seed)
+    finite("recording", zero=False, scale=scale)
+    finite("recording", **{} if spread is None else {"spread": spread})
     sets = [DATA_SETS[name]] if name in DATA_SETS else list(DATA_SETS.values())
     rng = np.random.default_rng(seed)
     prompts, accepted, lengths = [], [], []
@@ -110,6 +114,8 @@ def hits(h: float, rho: float, length: int, rng: np.random.Generator) -> ndarray
 
     A neighbour is copied with probability rho and drawn anew otherwise: then P(hit | hit) = h + rho (1 - h).
     """
+    within("hits", 0, 1, h=h, rho=rho)
+    whole("hits", 1, length=length)
     fresh = rng.random(length) < h
     new = rng.random(length) >= rho
     new[0] = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from numbers import Integral
 
 from spin_core.draft.shape import Shape
 
@@ -17,7 +18,7 @@ def best_shape(acceptance: Sequence[float], nodes: int, depth: int) -> tuple[Sha
     deep. Raises ValueError for rates that are no probabilities of exclusive events, and for less than one node or
     level.
     """
-    if nodes < 1 or depth < 1:
+    if not all(isinstance(n, Integral) and n >= 1 for n in (nodes, depth)):
         raise ValueError(f"best_shape: a tree has at least one node and one level, got {nodes} and {depth}")
     rates = [float(a) for a in acceptance]
     if any(not 0 <= a <= 1 for a in rates) or sum(rates) > 1 + 1e-6:

@@ -26,6 +26,7 @@ from numpy import ndarray
 
 from spin_core.decompose.costs import Costs
 from spin_core.decompose.plan import cheapest_width
+from spin_core.lab.simulate.checks import finite, whole
 from spin_core.lab.simulate.recording import Passes
 from spin_core.lab.simulate.profiles import BYTES, KERNELS, Hardware, Model
 
@@ -53,7 +54,11 @@ class Roofline:
                  dtype: str = "fp16", overhead: float = 0.0) -> None:
         if strategy not in STRATEGIES:
             raise ValueError(f"Roofline: unknown strategy {strategy!r}; known: {', '.join(STRATEGIES)}")
-        if devices < 1 or target.kv_heads % devices:
+        if dtype not in BYTES:
+            raise ValueError(f"Roofline: unknown dtype {dtype!r}; known: {', '.join(BYTES)}")
+        whole("Roofline", 1, devices=devices)
+        finite("Roofline", overhead=overhead)
+        if target.kv_heads % devices:
             raise ValueError(f"Roofline: the {target.kv_heads} kv heads of {target.name} cannot be "
                              f"split over {devices} devices")
         self.target, self.drafters, self.hardware, self.devices = target, dict(drafters), hardware, devices
@@ -143,6 +148,8 @@ class Tables:
 
     def __init__(self, passes: Mapping[str, Passes], overhead: float = 0.0, lookups: Sequence[str] = (),
                  most: int = 16_384) -> None:
+        finite("Tables", overhead=overhead)
+        whole("Tables", 1, most=most)
         self.tables = {name: p.table(most).tolist() for name, p in passes.items()}
         self.overhead, self.lookups = overhead, lookups
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from spin_core.lab.simulate.checks import finite, within
 from spin_core.pipeline.reference import simulate
 from spin_core.pipeline.schedule import VERIFY
 
@@ -15,8 +16,10 @@ def split_time(seconds: float, fixed: float, shares: Iterable[float]) -> list[fl
     the rest is shared out; ``shares`` are the parts of the batch and sum to one. With ``fixed`` 0 splitting is free,
     with 1 every part costs as much as the whole batch.
     """
-    if not 0 <= fixed <= 1 or seconds < 0:
-        raise ValueError(f"split_time: seconds >= 0 and a fixed share in 0 .. 1, got {seconds} and {fixed}")
+    finite("split_time", seconds=seconds)
+    shares = list(shares)
+    for share in (fixed, *shares):
+        within("split_time", 0, 1, share=share)
     return [seconds * (fixed + (1 - fixed) * share) for share in shares]
 
 

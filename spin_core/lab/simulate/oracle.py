@@ -20,6 +20,7 @@ import numpy as np
 from numpy import ndarray
 
 from spin_core.select.base import NONE, RequestView, Selector
+from spin_core.lab.simulate.checks import whole
 from spin_core.lab.simulate.recording import MAX_GAMMA, Recording, verifications
 from spin_core.lab.simulate.replay import Replay, replay
 
@@ -97,6 +98,7 @@ def oracle_request(recording: Recording, gammas: Mapping[str, int], *, batch: in
 
     Replayed in the recorded order it is at least as fast as every fixed arm: these are among the plans it picks from.
     """
+    _check(recording, gammas, batch)
     arms, lengths = [*recording.arms, NONE], recording.lengths
     counts = [chain_counts(recording, a, gammas[name]) for a, name in enumerate(recording.arms)]
     counts.append((lengths, np.zeros(len(lengths)), np.zeros(len(lengths))))
@@ -126,6 +128,7 @@ def oracle_steps(recording: Recording, gammas: Mapping[str, int] | None, *, batc
     Dynamic programming from the end of every answer: the time left at a position is that of the best step there and
     what is left where it ends. Switching is free. At batch 1, where no pass is shared, nothing can be faster.
     """
+    _check(recording, gammas, batch)
     arms = [*recording.arms, NONE]
     sharing, runs = np.full(len(arms), float(batch)), []
     for _ in range(3):
@@ -136,6 +139,12 @@ def oracle_steps(recording: Recording, gammas: Mapping[str, int] | None, *, batc
             _, sizes = np.unique(runs[-1].step[runs[-1].arm == arm], return_counts=True)
             sharing[arm] = sizes.mean() if len(sizes) else batch
     return max(runs, key=lambda run: run.goodput)
+
+
+def _check(recording: Recording, gammas: Mapping[str, int] | None, batch: int) -> None:
+    whole("oracle", 1, batch=batch)
+    for name in recording.arms if gammas is not None else ():
+        whole("oracle", 0, **{f"gamma of {name}": gammas.get(name)})
 
 
 def _best_steps(recording: Recording, r: int, gammas: Mapping[str, int] | None, prices: Prices) \

@@ -23,6 +23,7 @@ from spin_core.lab.simulate.replay import replay
 from spin_core.lab.simulate import acceptance
 from spin_core.lab.simulate.costs import Roofline
 from spin_core.lab.simulate.hypotheses import HYPOTHESES
+from spin_core.lab.simulate.checks import whole
 from spin_core.lab.simulate.profiles import DRAFTERS, HARDWARE, TARGETS, TENSOR_PARALLEL, Model
 from spin_core.lab.simulate.simulator import Run, simulate
 
@@ -59,7 +60,12 @@ def pool(data_set: str) -> dict[str, Model]:
 @functools.cache
 def system(target: str, strategy: str = "decomposed", card: str = CARD, gathered: bool = True, dtype: str = "fp16",
            hypothesis: str = "cached", data_set: str = "") -> Roofline:
-    """Costs of ``target`` where the paper puts it, by a ``hypothesis``; drafters on cards of their own."""
+    """Costs of ``target`` where the paper puts it, by a ``hypothesis``; drafters on cards of their own. ValueError
+    for a name that is not known."""
+    for what, name, known in (("target", target, TARGETS), ("card", card, HARDWARE), ("hypothesis", hypothesis,
+                                                                                      HYPOTHESES)):
+        if name not in known:
+            raise ValueError(f"unknown {what} {name!r}; known: {', '.join(known)}")
     return HYPOTHESES[hypothesis](TARGETS[target], pool(data_set), HARDWARE[card], devices=TENSOR_PARALLEL[target],
                                   strategy=strategy, gathered=gathered, dtype=dtype)
 
@@ -89,7 +95,7 @@ def serve(data_set: str, target: str, policy: str, *, strategy: str = "decompose
     costs = system(target, strategy, card, dtype=dtype, hypothesis=hypothesis, data_set=data_set)
     return simulate(texts(data_set, requests, seed, scale, spread), costs, policy, batch=batch, gamma=GAMMA,
                     micro_batches=micro_batches, arrivals=arrivals, by_length=by_length,
-                    capacities=places and dict.fromkeys(drafters, places))
+                    capacities=None if places is None else dict.fromkeys(drafters, places))
 
 
 def rung(name: str, data_set: str, target: str, vanilla: str | None = None, **more) -> Run:
@@ -102,6 +108,7 @@ def rung(name: str, data_set: str, target: str, vanilla: str | None = None, **mo
 
 def averaged(seeds: int, run: Callable[..., Run], *args, **more) -> float:
     """Mean goodput of ``run`` over texts and policies with so many seeds: one run may lie several percent off."""
+    whole("averaged", 1, seeds=seeds)
     return float(np.mean([run(*args, seed=seed, **more).goodput for seed in range(seeds)]))
 
 
@@ -125,6 +132,7 @@ def fixed(data_set: str, target: str = "LLaMA-7B", strategy: str = "padded", see
 def best_shares(recording: Recording, batch: int = BATCH, hypothesis: str = "cached") -> dict[str, float]:
     """For which share of the requests of :func:`texts` each drafter is the best: the most tokens per second against
     LLaMA-7B, at the price of passes that all of ``batch`` share. SPIN's motivation."""
+    whole("best_shares", 1, batch=batch)
     costs = system("LLaMA-7B", hypothesis=hypothesis)
     verify = costs.verify(np.full(batch, CONTEXT), np.full(batch, GAMMA)).seconds
     seconds = []
@@ -181,6 +189,8 @@ def verification_latency(data_set: str, batches: Sequence[int], target: str = "L
                          **lengths) -> dict[str, list[float]]:
     """Mean seconds of a verification by batch size: requests of the data set at random moments of their answers.
     ``lengths``: of :func:`texts`."""
+    for batch in (*batches, steps):
+        whole("verification_latency", 1, batch=batch)
     rec, rng = texts(data_set, 200, seed, **lengths), np.random.default_rng(seed)
     ways = {"padded, gathered": system(target, "padded", card, hypothesis=hypothesis),
             "padded, in place": system(target, "padded", card, False, hypothesis=hypothesis),
@@ -198,6 +208,8 @@ def verification_memory(data_set: str, batches: Sequence[int], target: str = "LL
                         seed: int = 0, hypothesis: str = "cached", **lengths) -> dict[str, list[float]]:
     """Bytes for weights and a batch whose requests have all reached their end, by batch size; "card": what the devices
     have. ``lengths``: of :func:`texts`."""
+    for batch in batches:
+        whole("verification_memory", 1, batch=batch)
     rec = texts(data_set, 200, seed, **lengths)
     final = (rec.prompts + rec.lengths + GAMMA).tolist()
     held = {strategy: [system(target, strategy, card, hypothesis=hypothesis).memory(final[:batch]) for batch in batches]

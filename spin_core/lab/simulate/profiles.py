@@ -13,6 +13,7 @@ Profiles of other machines are fitted, shares and overheads, to passes that were
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from spin_core.lab.results import figures
+from spin_core.lab.simulate.checks import finite, whole, within
 
 GB = 1e9
 DATA = figures.default_directory() / "data"
@@ -54,6 +56,12 @@ class Hardware:
     reserve: float = 1.5 * GB
     overlap: bool = True
     factors: str = "assumed"
+
+    def __post_init__(self) -> None:
+        where, tiny = f"Hardware {self.name}", math.ulp(0.0)
+        within(where, tiny, math.inf, **self.flops, bandwidth=self.bandwidth, memory=self.memory, link=self.link,
+               compute=self.compute, traffic=self.traffic, keys=self.keys)        # inf: it takes no time
+        finite(where, launch=self.launch, latency=self.latency, turn=self.turn, reserve=self.reserve)
 
     def arithmetic(self, dtype: str) -> float:
         """FLOP/s reached. Raises ValueError for a dtype that the profile does not know."""
@@ -125,6 +133,10 @@ class Model:
     ffn: int
     vocab: int = 32_000
     note: str = "published configuration"
+
+    def __post_init__(self) -> None:
+        whole(f"Model {self.name}", 1, layers=self.layers, width=self.width, heads=self.heads, kv_heads=self.kv_heads,
+              head_dim=self.head_dim, ffn=self.ffn, vocab=self.vocab)
 
     @classmethod
     def of(cls, name: str, model) -> Model:

@@ -15,6 +15,9 @@ from pathlib import Path
 import numpy as np
 from numpy import ndarray
 
+from spin_core.files import writing
+from spin_core.lab.simulate.checks import finite, whole
+
 MAX_GAMMA = 8
 STORED = Path(__file__).parent / "recordings" / "mix.npz"
 
@@ -29,6 +32,9 @@ class Passes:
     def __post_init__(self) -> None:
         if len(self.rows) != len(self.seconds) or len(self.rows) < 2 or list(self.rows) != sorted(set(self.rows)):
             raise ValueError(f"Passes: needs two or more rising numbers of rows, each with its seconds; got {self}")
+        for rows, seconds in zip(self.rows, self.seconds):
+            whole("Passes", 1, rows=rows)
+            finite("Passes", seconds=seconds)
 
     def __call__(self, rows) -> ndarray:
         """Seconds of passes over ``rows``, a number or an array of numbers >= 1."""
@@ -74,6 +80,8 @@ class Recording:
             raise ValueError(f"Recording: a chain is longer than {MAX_GAMMA}, or more of it accepted than proposed")
         if not len(self.prompts) == len(self.workloads) == len(self.ids) == len(self.starts) - 1:
             raise ValueError("Recording: prompts, workloads, ids and starts must tell of the same answers")
+        if self.prompts.dtype.kind not in "iu" or self.prompts.min(initial=1) < 1:
+            raise ValueError("Recording: prompts are whole numbers of tokens, at least 1")
         if (np.diff(self.starts) < 1).any():
             raise ValueError("Recording: an answer without tokens has nothing to replay")
         if missing:
@@ -94,10 +102,13 @@ class Recording:
         return np.diff(self.starts)
 
     def take(self, rows) -> "Recording":
-        """The answers ``rows`` only, in that order; an answer may come several times. ValueError for none."""
+        """The answers ``rows`` only, in that order; an answer may come several times. ValueError for none, and for rows that are
+        none of its own."""
         rows = np.asarray(rows)
         if not rows.size:
             raise ValueError("Recording.take: a recording has at least one answer")
+        if rows.dtype.kind not in "iu" or not -len(self) <= rows.min() <= rows.max() < len(self):
+            raise ValueError(f"Recording.take: rows are whole numbers below {len(self)}, got {rows}")
         tokens = np.concatenate([np.arange(self.starts[r], self.starts[r + 1]) for r in rows])
         return replace(self, accepted=self.accepted[:, tokens], proposed=self.proposed[:, tokens],
                        starts=np.append(0, np.cumsum(self.lengths[rows])), prompts=self.prompts[rows],
@@ -132,8 +143,7 @@ class Recording:
         costs = {name: [list(p.rows), list(p.seconds)] for name, p in self.passes.items()}
         text = {"arms": self.arms, "workloads": self.workloads, "ids": self.ids, "passes": costs,
                 "lookups": self.lookups, "composed": self.composed, "about": self.about}
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "wb") as file:
+        with writing(path) as part, open(part, "wb") as file:
             np.savez_compressed(file, accepted=self.accepted, proposed=self.proposed, starts=self.starts,
                                 prompts=self.prompts, text=np.array(json.dumps(text)))
 
@@ -154,6 +164,7 @@ def memory_bound(recording: Recording, row: float = 0.004) -> Recording:
     A row more costs ``row`` of a one-row pass, for the target and for drafters, whose one-row passes keep their
     measured share of the target's.
     """
+    finite("memory_bound", row=row)
     base = recording.passes["target"](1)
     flat = {name: Passes((1, 1001), (float(p(1)), float(p(1) * (1 + 1000 * row))))
             for name, p in recording.passes.items()}
@@ -167,6 +178,7 @@ def verifications(proposed: Sequence[int], accepted: Sequence[int], gamma: int) 
 
     At most ``gamma`` are drafted, and no more than what remains but one, as in the engine.
     """
+    whole("verifications", 0, gamma=gamma)
     at, out = 0, []
     while at < len(proposed):
         drafted = min(gamma, proposed[at], len(proposed) - at - 1)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy import ndarray
 
 from spin_core.lab.simulate.costs import Tables
+from spin_core.lab.simulate.checks import whole
 from spin_core.lab.simulate.recording import Recording
 from spin_core.lab.simulate.simulator import System
 from spin_core.select.base import Selector
@@ -67,8 +68,11 @@ def replay(recording: Recording, selector: Selector, *, batch: int = 8, capaciti
     """Serve the recorded requests with ``selector``, in ``order`` (indices; default: as recorded).
 
     ``free_switching``: catching up and reading along take no time; for ceilings. Raises ValueError for a batch
-    below 1, or a selector that picks a drafter which the recording does not have.
+    below 1, for what is no selector, or one that picks a drafter which the recording does not have.
     """
+    whole("replay", 1, batch=batch)
+    if not hasattr(selector, "arms"):
+        raise ValueError(f"replay: {selector!r} is no Selector; spin_core.select.make has them by name")
     served = recording if order is None else recording.take(order)
     most = batch * max(16, int((served.lengths + served.prompts).max(initial=0)))
     system = System(served, Tables(served.passes, lookups=served.lookups, most=most), selector, batch,

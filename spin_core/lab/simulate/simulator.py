@@ -210,8 +210,6 @@ class System:
 
     def _occupy(self, name: str, start: float, seconds: float) -> float:
         """Keep a drafter's device busy for ``seconds``, from ``start`` or when it is free; when it is done."""
-        if not 0 <= seconds < np.inf:
-            raise ValueError(f"simulate: {name} drafts for {seconds} s")
         device = VERIFY if self.costs.shared else name
         self.free[device] = max(start, self.free.get(device, 0.0)) + seconds
         return self.free[device]
@@ -229,17 +227,18 @@ class System:
             return NONE, 0.0
         if name == NONE or name in self.recording.lookups:
             self._switch(group, arm, members, context)
-            seconds = 0.0 if name == NONE else self.costs.draft(name, len(proposed), _depths(proposed), 0.0)
+            seconds = 0.0 if name == NONE else _checked(
+                name, self.costs.draft(name, len(proposed), _depths(proposed), 0.0))
             drafting[members] = seconds / len(proposed)
             return name, seconds
         depths = _depths(proposed)
-        seconds = self.costs.draft(name, len(proposed), depths, float(sum(context[members].tolist())))
+        seconds = _checked(name, self.costs.draft(name, len(proposed), depths, float(sum(context[members].tolist()))))
         if not self.fixed:
             drafting[members] = seconds * proposed / max(1, sum(depths))
         unread, score = self._switch(group, arm, members, context, proposed > 0), []
         if total := sum(unread.values()):
             cost = 0.0 if self.free_reading else self.costs.reading(name, total, depths[0])
-            seconds += cost
+            seconds = _checked(name, seconds + cost)    # measured passes may take less over more rows
             self.reads[:, arm] += cost, total
             for b, rows in unread.items() if not self.fixed else ():
                 reading[b] = cost * rows / total
@@ -262,8 +261,9 @@ class System:
                     self.known[request, self.arm[name]] = context
         for name, members in by_arm.items():
             rows = [int(group.at[b] + group.shift[b]) - known for b, known in members.items()]
-            seconds = 0.0 if self.free_reading else self.costs.draft(name, len(rows), [], 0.0) \
-                if name in self.recording.lookups else self.costs.reading(name, sum(rows), 0)
+            seconds = 0.0 if self.free_reading else _checked(
+                name, self.costs.draft(name, len(rows), [], 0.0) if name in self.recording.lookups else
+                self.costs.reading(name, sum(rows), 0))
             done = self._occupy(name, group.ready, seconds)
             if self.costs.shared:
                 group.ready = done
@@ -425,6 +425,13 @@ def _clipped(recording: Recording, drafter: str, gamma: int) -> tuple[ndarray, n
     left = np.repeat(recording.starts[1:] - 1, recording.lengths) - places
     drafted = np.minimum(recording.proposed[arm], np.minimum(gamma, left))
     return drafted, np.minimum(drafted, recording.accepted[arm])
+
+
+def _checked(name: str, seconds: float) -> float:
+    """The seconds of a drafter's pass. Raises ValueError where no pass can take so long."""
+    if not 0 <= seconds < np.inf:
+        raise ValueError(f"simulate: {name} drafts for {seconds} s")
+    return seconds
 
 
 def _depths(drafted: ndarray) -> list[int]:

@@ -26,6 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from spin_core.lab.simulate.checks import finite, whole
 from spin_core.lab.simulate.profiles import Model
 
 HOI = 600.0         # FLOP per byte, about an H100's with 8-bit numbers
@@ -97,8 +98,10 @@ ABLATION = {
 def multiplier(system: System, batch: int, context: int, *, tau: float | None = None, **setting) -> float:
     """Throughput over plain decoding. ``tau`` defaults to the published one of the nearest context length; ``setting``
     as in :func:`passes`."""
+    whole("spire", 1, context=context)
     if tau is None:
         tau = system.tau[min(system.tau, key=lambda length: abs(length - context))]
+    finite("spire", zero=False, tau=tau)
     return tau / cost_ratio(system, batch, context, **setting)
 
 
@@ -130,9 +133,9 @@ def passes(system: System, batch: int, context: int, *, target: Model = TARGET, 
     MagicDec (arXiv 2408.11049) reads the gain off two ratios of their times, draft / plain and verify / plain, and the
     number of tokens per verification. Raises ValueError for numbers that cannot be.
     """
-    if min(batch, context, drafted) < 1 or hoi <= 0 or window is not None and window < 0:
-        raise ValueError(f"spire: batch {batch}, context {context} and drafted {drafted} must be at least 1, hoi {hoi} "
-                         f"above 0, window {window} not below 0")
+    whole("spire", 1, batch=batch, context=context, drafted=drafted)
+    whole("spire", 0, **{} if window is None else {"window": window})
+    finite("spire", zero=False, hoi=hoi)
     flop, weights = 2 * target.stack * batch, target.stack * hoi
     own, per_token = system.body, batch * hoi       # one byte per value, as in fp8
     cache = target.kv_bytes("fp8") * context * per_token

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from spin_core.lab.simulate.checks import finite, whole, within
 from spin_core.lab.simulate.recording import MAX_GAMMA, Passes, Recording
 
 # Seconds of a target that is bound by its memory, as large models on GPUs are: a row more costs little. Made up.
@@ -23,10 +24,18 @@ def synthetic(distributions: Mapping[str, Mapping[str, float]], costs: Mapping[s
 
     ``distributions[workload][drafter]``: mean acceptance of a drafted token. Each request draws its own from Beta(mean
     * spread, (1 - mean) * spread) and accepts every token independently with it. ``costs``: a drafter's pass as a share
-    of the target's. A workload that is missing from ``distributions`` raises ValueError.
+    of the target's. Raises ValueError for a workload or drafter that is missing from ``distributions``, and for numbers
+    that cannot be.
     """
+    whole("synthetic", 1, tokens=tokens, prompt=prompt)
+    whole("synthetic", 0, seed=seed)
+    finite("synthetic", zero=False, spread=spread)
     if missing := set(order) - set(distributions):
         raise ValueError(f"synthetic: no acceptance for workload {sorted(missing)[0]!r}")
+    for workload, drafter in ((w, d) for w in set(order) for d in costs):
+        if drafter not in distributions[workload]:
+            raise ValueError(f"synthetic: no acceptance of {drafter!r} for workload {workload!r}")
+        within("synthetic", 0, 1, **{f"acceptance of {drafter}": distributions[workload][drafter]})
     rng = np.random.default_rng(seed)
     lengths = rng.integers(max(2, tokens // 2), tokens * 3 // 2 + 1, len(order))
     accepted = []

@@ -83,6 +83,19 @@ def test_counts_that_make_no_sense_are_refused(command, option, capsys):
     assert end.value.code == 2 and option in error and f"is too small: at least {least} is needed" in error
 
 
+@pytest.mark.parametrize("value", ["nan", "inf", "-1", "0"])
+@pytest.mark.parametrize("option", ["gpu --budget-seconds", "peers --budget-seconds", "simulate --rate",
+                                    "peers --temperature", "load --compare", "equality --gamma"])
+def test_times_rates_and_the_like_are_numbers_that_can_be(option, value, capsys):
+    """A budget of NaN seconds never ended."""
+    if value == "0" and option.split()[1] in ("--temperature", "--compare", "--gamma"):
+        return
+    with pytest.raises(SystemExit) as end:
+        main(["bench", *f"{option}={value}".split()])
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and f"argument {option.split()[1]}: " in error
+
+
 @pytest.mark.parametrize("text", ["pruned-2L-8k", "pruned-2L-8k:", "ngram:0", "ngram:x", ":4"])
 def test_a_fixed_drafter_without_its_gamma_is_told_the_form(text, capsys):
     with pytest.raises(SystemExit):

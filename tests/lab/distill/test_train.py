@@ -3,6 +3,7 @@ survive."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -123,6 +124,15 @@ def test_store_is_a_ring_that_survives(tmp_path):
     assert "b" not in again and "d" not in again and list(again.where) == ["c"]
     assert all(map(torch.equal, again.get("c"), texts["c"]))
     assert not reading.Store(path, 4, 11).where, "of another size: begun anew"
+
+
+def test_a_store_has_room_for_all_its_rows_or_is_refused(tmp_path):
+    """Where the disk is full only when a mapped file is written to, the system ends the process."""
+    store = reading.Store(tmp_path / "states.bin", 64, 1000)
+    assert os.stat(tmp_path / "states.bin").st_blocks * 512 >= 64 * 1000 * 2 == store.states.nbytes
+    with tiny.little_room(), pytest.raises(OSError, match=f"cannot write {tmp_path / 'other.bin'}, of 0.000128 GB"):
+        reading.Store(tmp_path / "other.bin", 64, 1000)
+    assert not (tmp_path / "other.bin").exists()
 
 
 @pytest.mark.parametrize("text, kind", [
