@@ -29,7 +29,14 @@ def own_logits(model: PreTrainedModel, length: int = LENGTH) -> tuple[list[int],
     vocab = model.get_input_embeddings().weight.shape[0]
     tokens = torch.randint(vocab // 8, vocab, (length,), generator=torch.Generator().manual_seed(0)).tolist()
     past = DynamicCache()
-    out = call(model, torch.tensor(tokens, device=model.device), past, 0)
+    try:
+        out = call(model, torch.tensor(tokens, device=model.device), past, 0)
+    except Exception as error:
+        if chooser := next((name for name, m in model.named_modules() if type(m).__name__.endswith("Indexer")), ""):
+            layer = next((part for part in chooser.split(".") if part.isdecimal()), "?")
+            raise NotImplementedError(f"layer {layer} chooses by an indexer which tokens it attends to, and keeps the "
+                                      "indexer's keys beside a key and a value per token") from error
+        raise
     shapes = []
     for index, layer in enumerate(past.layers):
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)

@@ -103,17 +103,23 @@ def prepare(model: PreTrainedModel, slots: int, max_len: int, verification: str,
         if window or keep_states:
             what = "a sparse cache" if window else "a drafter that reads the target's states"
             raise NotImplementedError(f"{name} cannot run on ragged batches, which {what} needs: {error}") from error
-        reason = str(error)
+        reason = _cause(error)
     try:
         ready = _tried(_by_the_library(model, slots, max_len), model, check)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        raise NotImplementedError(f"{name} cannot be served: {error}" + (
-            f" (on ragged batches: {reason})" if reason != str(error) else "")) from error
+        raise NotImplementedError(f"{name} cannot be served: {_cause(error)}" + (
+            f" (on ragged batches: {reason})" if reason != _cause(error) else "")) from error
     warnings.warn(f"{name} runs through the library's own code, one request at a time, which is slow: {reason}",
                   RuntimeWarning, stacklevel=3)
     return ready
+
+
+def _cause(error: Exception) -> str:
+    """What a refusal says of an error; of one that is not ours its kind too: the library's may say nothing else."""
+    ours = isinstance(error, (NotImplementedError, ValueError)) and str(error)
+    return ours or f"the library's code raises {type(error).__name__}" + f": {error}" * bool(str(error))
 
 
 def _on_ragged_batches(model: PreTrainedModel, slots: int, max_len: int, verification: str,

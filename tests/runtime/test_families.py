@@ -44,6 +44,14 @@ def test_a_refusal_names_compressed_attention():
     assert "layer 0 is of the kind heavily_compressed_attention: it attends to a compressed past" in row["reason"]
 
 
+@pytest.mark.parametrize("name, cause", [("deepseek_v32", "layer 0 chooses by an indexer which tokens it attends to"),
+                                         ("xlm", "the library's code raises AssertionError")])
+def test_a_refusal_names_its_cause_where_the_library_does_not(name, cause):
+    row = families.compare(name, ONE)
+    check(row, "REFUSED")
+    assert f"cannot be served: {cause}" in row["reason"]
+
+
 def test_a_model_without_a_longest_text_is_refused_by_name():
     model = hf.XLNetLMHeadModel(hf.XLNetConfig(vocab_size=61, d_model=32, n_layer=1, n_head=4, d_inner=48)).eval()
     with pytest.raises(ValueError, match="'xlnet': its config states max_position_embeddings=-1"):
