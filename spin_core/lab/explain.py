@@ -3,8 +3,6 @@
 >>> steps = watch(engine.selection.selector)        # one Explanation per step, from now on
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Where a measured number comes from: the machine, the versions, the commit, the time."""
 
-from __future__ import annotations
-
 import functools
 import os
 import platform

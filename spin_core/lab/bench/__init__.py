@@ -7,8 +7,6 @@ libraries, `timing` times calls in turns, `answers` says what drafters would dra
 stream of requests. Begin with `products`, the shortest. A new benchmark needs a module and its name in :data:`NAMES`.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import operator

@@ -4,8 +4,6 @@ Greedy text is the same whichever drafter serves. So one pass of a drafter over 
 be at each position, and how much of it the target would accept. No engine is needed.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """``python -m spin_core bench NAME [--json OUT]``: the benchmarks of :data:`spin_core.lab.bench.NAMES`."""
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 
 from spin_core.lab import bench

@@ -1,7 +1,5 @@
 """How peers decode: transformers' ways and flashspec. Token ids in and out."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Callable

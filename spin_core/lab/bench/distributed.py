@@ -5,8 +5,6 @@ itself, in lockstep and without messages, and then as the engine does, led by ra
 what a draft takes beyond the drafter's own time is the way there and back.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -10,8 +10,6 @@ with c the drafter's pass and v(k) the target's pass over k + 1 rows, both in un
 is Leviathan et al.'s (arXiv 2211.17192) tau / (gamma c + 1) with measured chains and a measured v in place of 1.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

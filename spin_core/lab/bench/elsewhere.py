@@ -10,8 +10,6 @@ computes in fp32 as we do; llama.cpp reads the same 4-bit file that our weights 
 bits: its rate is one of another precision.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import tempfile

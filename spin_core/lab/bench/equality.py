@@ -5,8 +5,6 @@ plain decoding, so logits differ in their last digits, and where two tokens are 
 Each difference is shown at its first token with the gap between the two candidates' logits.
 """
 
-from __future__ import annotations
-
 import torch
 
 from spin_core import zoo

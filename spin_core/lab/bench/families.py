@@ -5,8 +5,6 @@ text: chains and trees, batches of one and three. It is REFUSED if the engine sa
 it does not have. Anything else is WRONG or a CRASH, and must not be.
 """
 
-from __future__ import annotations
-
 import time
 import warnings
 

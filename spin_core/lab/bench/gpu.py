@@ -7,8 +7,6 @@ for drafting (:mod:`spin_core.lab.bench.gpu_drafting`), and the system at the sh
 ``figures/data/<card>/gpu.json``.
 """
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable

@@ -5,8 +5,6 @@ whatever it computes. Both ways go through the engine's own drafter, which looks
 makes sense, so the host's clock around a whole draft is what a step waits for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import product
 

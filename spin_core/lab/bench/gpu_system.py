@@ -7,8 +7,6 @@ shapes has the record of one of them. Speed is then that of such hardware and sh
 means nothing.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

@@ -6,8 +6,6 @@ are, and each modelled number is compared with the published one. The score of a
 Shares of the best drafter are shown but not scored: made-up acceptance was set to them under the first hypothesis.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

@@ -6,8 +6,6 @@ selectors break and other threads interfere, with ``--engines N`` on many engine
 times (:mod:`.load_faults`); ``--beside N`` measures speed while N other programs compute (:mod:`.load_beside`).
 """
 
-from __future__ import annotations
-
 import gc
 import statistics
 import time

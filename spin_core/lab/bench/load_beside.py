@@ -6,8 +6,6 @@ and verifying in two threads (the pipeline), and in two processes (:mod:`spin_co
 N other programs is what the same program makes alone, times the part of its cores that is left to one of N + 1.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -11,8 +11,6 @@ generate, and one submits and cancels, its own requests and those of the others,
 Both take the ways to overlap drafting and verifying in turn.
 """
 
-from __future__ import annotations
-
 import random
 import threading
 import time

@@ -8,8 +8,6 @@ request's end by zero, so a NaN left there would spread; the second wants the ke
 cache does not keep. Chains only, no trees. The engine's own kernel without padding is :mod:`spin_core.lab.rivals.flex`.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

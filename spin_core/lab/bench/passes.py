@@ -3,8 +3,6 @@
 ``figures/data/MACHINE/passes.json`` is where :mod:`spin_core.lab.simulate.profiles` looks for the JSON of such a run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

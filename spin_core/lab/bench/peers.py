@@ -15,8 +15,6 @@ keeps. A case that breaks off, by an error or by hand, costs no finished round: 
 ``--json`` is written after every case, and ``--resume`` goes on behind the last whole one.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -10,8 +10,6 @@ turns, and what is compared are ratios within a turn. Were the best picked in th
 The costs of trying are a bar of their own: the seconds that the heuristic's trials lost, of all that it served.
 """
 
-from __future__ import annotations
-
 import statistics
 import threading
 import time

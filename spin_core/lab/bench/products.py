@@ -1,7 +1,5 @@
 """What products of few rows cost: the model's own linear layers against packed ones, and a whole forward pass."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 

@@ -5,8 +5,6 @@ its own steps. The drafter of lane 2 and the pool of SPIN have read the prompt, 
 few other prompts before, as a running system has.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 

@@ -4,8 +4,6 @@ A machine's speed drifts. Engines therefore take turns of a few steps, so that a
 is the median over the rounds of ratios within a round.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections import Counter

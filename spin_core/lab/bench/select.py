@@ -6,8 +6,6 @@ own. Seconds come from two sets of costs: passes as measured on the machine of t
 a row more costs next to nothing, as on a GPU at small batches (modelled).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass

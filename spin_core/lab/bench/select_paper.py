@@ -6,8 +6,6 @@ in the paper, more exploration, or another drafter for vanilla; and whether micr
 their best number at five.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from spin_core.lab.bench import Bar, Report, half_interval, positive

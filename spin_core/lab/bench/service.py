@@ -3,8 +3,6 @@
 The models compute in float64: there, two texts are equal or they are not.
 """
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Callable

@@ -19,8 +19,6 @@ all models, fitted as ``bench passes`` does to passes measured apart, times the 
 one or in bursts, and reports how long they wait.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from itertools import product

@@ -8,8 +8,6 @@ logs of ``python -m spin_core distill`` (``--drafter spire --drafter spire-rando
 all rungs with the same ``--steps``).
 """
 
-from __future__ import annotations
-
 import json
 from itertools import islice
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Timing calls in turns, and passes of the target and its drafters by their rows."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ Published values are of their models and data; what can be compared is the shape
 are counts and do not depend on the machine; milliseconds do.
 """
 
-from __future__ import annotations
-
 import argparse
 from functools import cache
 from itertools import product

@@ -6,8 +6,6 @@ and against the reference and others' kernels. Those want probabilities or their
 counts as theirs.
 """
 
-from __future__ import annotations
-
 from itertools import product
 
 import torch

@@ -1,7 +1,5 @@
 """The attention part of verification: every way to attend a ragged batch, over batch sizes and skews of lengths."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the benchmarks of verification verify: drafts near the target, and two loops that say what comes of them."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch

@@ -6,8 +6,6 @@ theirs. Inputs are rotated over several times what a cache holds, and what can b
 graph: the device's time alone.
 """
 
-from __future__ import annotations
-
 import importlib
 import statistics
 from collections.abc import Callable, Sequence

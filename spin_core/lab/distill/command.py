@@ -1,7 +1,5 @@
 """``python -m spin_core distill --drafter NAME``: from nothing to a drafter's file."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time

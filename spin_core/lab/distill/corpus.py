@@ -5,8 +5,6 @@ A shard is a safetensors file: ``tokens`` int32 (all sequences end to end, promp
 is never trained on.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The serving engine attends request by request, which is right for a few; here hu
 Prompts of similar length are decoded together, so that little is padded.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

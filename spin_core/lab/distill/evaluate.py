@@ -5,8 +5,6 @@ accepted tokens the text is the target's text. So one pass over the text (one pe
 outcome of every chain that could start anywhere, and tokens per verification at every gamma follow exactly.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -7,8 +7,6 @@ one pass. Weights are float32 and are rounded where they are used; sums, softmax
 A layer's weights come as a dict with the short names of :data:`PARTS`.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

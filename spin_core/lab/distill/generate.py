@@ -4,8 +4,6 @@ Shard n depends on (seed, n) and, for second turns, on shard n - 1, so a killed 
 with one seed make the same data.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from pathlib import Path

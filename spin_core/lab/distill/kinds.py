@@ -3,8 +3,6 @@
 A request's drafter is not chosen by its kind: a selector has to find out online which drafter suits it (SPIN).
 """
 
-from __future__ import annotations
-
 import re
 
 KINDS = ("code", "story", "facts", "other")

@@ -14,8 +14,6 @@ So nothing of the size of a vocabulary has to be kept for a backward pass: posit
 the processor's cache, and what is left of each is the gradient of its state. That is half of the training time.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ Drafters learn the target's answers, so the prompts need only be as varied as th
 is measured on the test split of the workloads, from which nothing here is taken.
 """
 
-from __future__ import annotations
-
 import random
 import tomllib
 from pathlib import Path

@@ -4,8 +4,6 @@ Reading takes the target a pass over every token, which costs more than training
 stays in a file, a ring of fixed size: while it lasts, a text that comes again costs nothing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections import OrderedDict

@@ -1,7 +1,5 @@
 """The pool: which drafters there are, and what each begins as."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass, replace
 

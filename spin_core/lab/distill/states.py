@@ -5,8 +5,6 @@ The distribution itself would be 49,152 numbers a token, terabytes for a modest 
 *whole* vocabulary, makes the distribution over a reduced vocabulary exact, without renormalising.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """A table of the target's habits, counted in its own answers (:mod:`spin_core.draft.table` drafts with it)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path

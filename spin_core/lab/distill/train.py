@@ -9,8 +9,6 @@ A specialist learns only from the texts of its kind (:mod:`spin_core.lab.distill
 generalist of its form, where that has a checkpoint.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -6,8 +6,6 @@ d - 1 tokens back, and beyond them one key of each depth, exactly as in serving 
 arXiv 2503.01840). All positions are unrolled at once. A drafter with a window sees the first token and the last few.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -3,8 +3,6 @@
 The repository's address is that of ``[project.urls] Repository`` in ``pyproject.toml``.
 """
 
-from __future__ import annotations
-
 import sys
 import tomllib
 from pathlib import Path

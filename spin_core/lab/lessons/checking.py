@@ -7,8 +7,6 @@ kernels) has a function of its own, made a check by :func:`check`, which calls :
 While nbgrader runs a notebook, an answer that is not right is raised as an AssertionError: that costs the points.
 """
 
-from __future__ import annotations
-
 import copy
 import dis
 import html

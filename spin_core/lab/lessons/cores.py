@@ -1,7 +1,5 @@
 """Independent simulations on all cores: each is one thread of Python, and a machine has several."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -5,8 +5,6 @@ cell, and the check as the *lesson* has it. That happens in a process of its own
 the process costs its own points only. Run only notebooks that you would open yourself: they are programs.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import contextlib

@@ -4,8 +4,6 @@ Colours come from one palette that stays readable with the common forms of colou
 meaning rests on colour alone. p and everything of the target is blue, q and everything drafted orange.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import textwrap

@@ -4,8 +4,6 @@ A page is a script in ``html/``, NAME.js; ``common.js`` and ``style.css`` are sh
 so :func:`show_page` puts a picture before the page; where scripts run, the page hides that picture.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import secrets

@@ -1,7 +1,5 @@
 """The form of every widget: tasks and presets, a row of controls, a sign while it works, a picture."""
 
-from __future__ import annotations
-
 import threading
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence

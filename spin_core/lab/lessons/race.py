@@ -1,7 +1,5 @@
 """The race: the same answer by plain decoding, by one drafter and by SPIN, on one clock, as it was recorded or now."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path

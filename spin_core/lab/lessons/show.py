@@ -1,7 +1,5 @@
 """The beginning of a lesson, and its figures: shown in the notebook and kept with their numbers, in one call."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path

@@ -5,8 +5,6 @@ its exercises and fine print; a tagged figure becomes a slide whose title is the
 figure. Text before a section's first heading becomes the speaker's notes (key S). The figures are the stored ones.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ the exercise's cell, between nbgrader's marks ``### BEGIN SOLUTION`` and ``### E
 student may look up, and what nbgrader makes assignments from.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

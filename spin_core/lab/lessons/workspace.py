@@ -4,8 +4,6 @@ The notebooks are copied to ``my_lessons/``, which git ignores: notes and answer
 the figures of a lesson land beside it. A copy that exists is never written over; ``--fresh`` makes another one.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -17,8 +17,6 @@ executes one, `progress` shows how far it is, `storing` puts results into the no
 the README's table, `command` is the command line.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from spin_core.lab import provenance

@@ -1,7 +1,5 @@
 """The command ``python -m spin_core reproduce``."""
 
-from __future__ import annotations
-
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path

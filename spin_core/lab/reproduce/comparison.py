@@ -4,8 +4,6 @@ Published and modelled numbers come from the table of hypotheses (``bench hypoth
 beside the figures and from the benchmarks in ``figures/data``. A dash: no such number.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

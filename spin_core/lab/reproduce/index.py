@@ -1,8 +1,6 @@
 """``figures/index.html``: the paper's figures with what is published, modelled and measured; then those of the
 lessons."""
 
-from __future__ import annotations
-
 import re
 from html import escape
 from pathlib import Path

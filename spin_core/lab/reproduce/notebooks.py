@@ -1,7 +1,5 @@
 """Finding notebooks, reading their parameters, and knowing when one has changed."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json

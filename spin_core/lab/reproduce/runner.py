@@ -1,7 +1,5 @@
 """All notebooks, one after the other: skip what is finished, go on after a failure, lose nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Storing results in the notebooks themselves, so that a code host's reader sees them."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Benchmarks that ran elsewhere or at another time: their JSON lies in ``figures/data``, a folder for each machine."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

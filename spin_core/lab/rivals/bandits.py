@@ -4,8 +4,6 @@ Every policy is a matrix of weights (:mod:`spin_core.select.base`). Greedy, the 
 (:mod:`spin_core.select.greedy`), because SPIN builds on it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

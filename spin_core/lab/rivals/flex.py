@@ -8,8 +8,6 @@ decomposition has to stand up to.
 Compiled on a CUDA device. Elsewhere the library computes every score and masks: right, and slow.
 """
 
-from __future__ import annotations
-
 import functools
 import warnings
 

@@ -4,8 +4,6 @@ With requests of one drafter in one group, each drafter runs one wide pass per r
 requests of similar length in one group, attention has less padding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from spin_core.pipeline.grouping import Groups, Item, weigher

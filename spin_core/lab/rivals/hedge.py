@@ -1,7 +1,5 @@
 """Full information: every drafter is scored on every verified text, so none has to be tried."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -5,8 +5,6 @@ learned while serving, and every step takes the s with the most tokens per secon
 t_verify(b, s) / accepted(s); here drafting is part of the time, and the target's own token part of the gain.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

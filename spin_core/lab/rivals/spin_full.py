@@ -15,8 +15,6 @@ SPIN's bandit learns one number per request and drafter. This policy keeps a sur
   written 8, 16, 32, ... tokens, if they could be so much better than the best that the pass may pay.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 

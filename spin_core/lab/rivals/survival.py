@@ -17,8 +17,6 @@ is expected plus expected^2 / kappa on average. Deep positions are drafted for g
 easy; so a test of a request counts as theta tests in the hazard.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np

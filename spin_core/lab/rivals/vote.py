@@ -10,8 +10,6 @@ proposal, so members draft greedily even for requests that sample.
 In names: "vote:A,B,..."; "vote" alone is a vote of all the family's drafters and "ngram".
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 

@@ -17,8 +17,6 @@ Hit rates against 13B and 30B are taken to be those against 7B, which is ours to
 targets.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Arrival times of requests: one by one, or in bursts."""
 
-from __future__ import annotations
-
 from numbers import Integral, Real
 
 import numpy as np

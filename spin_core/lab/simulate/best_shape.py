@@ -1,8 +1,6 @@
 """Sequoia's best tree (arXiv 2402.12374): from the rates at which a node's first, second, ... child is accepted, the
 shape with the most tokens expected per verification."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from numbers import Integral

@@ -15,8 +15,6 @@ whose requests accept different numbers of tokens has to be padded anew at every
 are copied first; a padded batch that stays in place does not pay this. "decomposed": SPIN's pieces, read in place.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

@@ -5,8 +5,6 @@ has a constant of its own but ``Eager``, whose constant has a source. So the pub
 (``bench hypotheses``). They are inferences from those numbers; nothing is known of the paper's code.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What cutting a batch into micro-batches would bring, from the seconds that its two stages take as a whole."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from spin_core.lab.simulate.checks import finite, within

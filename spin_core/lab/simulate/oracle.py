@@ -10,8 +10,6 @@ arms at these prices, count again, and let replays decide between a few such pla
 for free, which no system can.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The result of a simulated run: one row per step of a group, and the times of every request."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from numpy import ndarray

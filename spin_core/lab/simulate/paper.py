@@ -7,8 +7,6 @@ that is moves every ratio, so the best fixed drafter in hindsight always stands 
 known either: every function takes a ``hypothesis`` (:mod:`spin_core.lab.simulate.hypotheses`).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -5,8 +5,6 @@ outcome, and it can be written down once, for all drafters and all positions. An
 on the recording, exactly, without a model.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

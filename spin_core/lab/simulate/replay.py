@@ -8,8 +8,6 @@ with continuous batching: when a request finishes, the next in the queue takes i
 prompts, the same for every policy, is left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

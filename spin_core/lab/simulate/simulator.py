@@ -15,8 +15,6 @@ reads what it has not read yet, and so does a drafter that reads along for a pol
 Left out: transfers of tokens between devices, sampling, and stop strings.
 """
 
-from __future__ import annotations
-
 import heapq
 import time
 from collections import Counter

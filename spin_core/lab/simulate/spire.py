@@ -21,8 +21,6 @@ leaves open is said here:
   are the same.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Random recordings: for tests, for sweeps, and for questions that no real workload answers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The schedule of a run that happened: from the events of an engine's trace, pipelined or not."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 

@@ -1,7 +1,5 @@
 """The system in one picture: the way of a step, and the pipeline that overlaps two of its stages."""
 
-from __future__ import annotations
-
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle

@@ -1,7 +1,5 @@
 """Lesson 1's exercises: solutions, and how answers are checked."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import wraps
 

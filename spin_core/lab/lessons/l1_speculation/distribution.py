@@ -1,7 +1,5 @@
 """Is decoding lossless? Exact distributions of short texts, a test of samples against them, and a biased drafter."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING

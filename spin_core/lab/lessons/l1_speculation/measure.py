@@ -1,7 +1,5 @@
 """Measuring fairly: the same prompts with every setting, in turns, and what the clock says about them."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Sequence
 

@@ -1,7 +1,5 @@
 """Lesson 1's figures: a text by the origin of its tokens, steps and their distributions, acceptance, speed, theory."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Engine steps in a form that can be drawn: words for ids, the few tokens that matter for a vocabulary."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 

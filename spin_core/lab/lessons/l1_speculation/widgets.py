@@ -1,7 +1,5 @@
 """The first lesson's widgets: steps one by one, the theory, acceptance by workload and drafter."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The lesson on drafters: what training did, what a draft vocabulary covers, what fed states are worth."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

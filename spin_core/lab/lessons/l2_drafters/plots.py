@@ -1,7 +1,5 @@
 """Lesson 2's figures: training, draft vocabularies, fed states, the pool, and the best drafter of each request."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Guess a request's best drafter before you see how they did."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from spin_core.lab.lessons.l2_drafters import plots

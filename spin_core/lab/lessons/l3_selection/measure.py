@@ -1,7 +1,5 @@
 """What the lesson on selection measures by replay."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

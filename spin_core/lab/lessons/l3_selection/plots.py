@@ -1,7 +1,5 @@
 """Pictures of the lesson on selection. Policies keep their colour in all of them."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """The selection stepper: what a selector believed at every step, what it chose, and what that earned."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

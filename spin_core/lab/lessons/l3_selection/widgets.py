@@ -1,7 +1,5 @@
 """The selection lesson's widget: a made-up workload, a schedule, and what comes of it, replayed live."""
 
-from __future__ import annotations
-
 from ipywidgets import Checkbox
 from matplotlib.figure import Figure
 

@@ -1,7 +1,5 @@
 """Lesson 4's exercises: solutions, and how answers are checked."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from spin_core.lab.lessons.checking import Exercise

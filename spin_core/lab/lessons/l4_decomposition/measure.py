@@ -1,8 +1,6 @@
 """Lesson 4's numbers: lengths of the requests of a batch, and what padding costs: passes of the target with a padded
 attention and without, in turns."""
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Mapping, Sequence

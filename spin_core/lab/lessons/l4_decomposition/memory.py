@@ -1,7 +1,5 @@
 """The memory of a verification: what has to be held, and what the attention allocates beside it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

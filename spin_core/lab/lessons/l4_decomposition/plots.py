@@ -1,7 +1,5 @@
 """What the lesson on request decomposition shows: plans, the price of a width, and what padding costs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

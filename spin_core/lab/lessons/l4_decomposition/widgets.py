@@ -1,7 +1,5 @@
 """The widget of request decomposition: make a batch, cut it, see what it costs."""
 
-from __future__ import annotations
-
 from matplotlib.figure import Figure
 
 from spin_core.decompose import plan

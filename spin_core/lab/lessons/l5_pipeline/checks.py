@@ -1,7 +1,5 @@
 """Lesson 5's exercises: solutions, and how answers are checked."""
 
-from __future__ import annotations
-
 import random
 
 from spin_core.lab.lessons.checking import Exercise

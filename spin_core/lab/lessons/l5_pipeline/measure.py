@@ -1,7 +1,5 @@
 """Lesson 5's numbers: how long the stages take, and what the schedule makes of that."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Lesson 5's figures: when each stage works, goodput by number of micro-batches, the heuristic's climb."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

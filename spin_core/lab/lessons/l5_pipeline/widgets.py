@@ -1,7 +1,5 @@
 """Two stages under your hands, and the replay of a run."""
 
-from __future__ import annotations
-
 from matplotlib.figure import Figure
 
 from spin_core.engine import Engine

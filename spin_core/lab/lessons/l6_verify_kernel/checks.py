@@ -1,7 +1,5 @@
 """Lesson 6's exercises, and the checks of its kernels, rung by rung, against plain torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

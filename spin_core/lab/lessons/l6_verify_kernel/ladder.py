@@ -6,8 +6,6 @@ imported). Every rung has a function that launches it; ``checks.py`` tells wheth
 it, does what it should.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -1,7 +1,5 @@
 """Lesson 6's numbers: what the verify kernel loads, counted in Triton's interpreter, and the time of a verification."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pictures of the lesson on the verify kernel: what it reads, what biased rules do, and how long verification takes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rules to test drafted tokens, and the exact distribution of the text under each, by enumeration."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass

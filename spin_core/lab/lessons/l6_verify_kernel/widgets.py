@@ -1,7 +1,5 @@
 """The verify lesson's widget: how the bias of a wrong rule grows with the distance of the drafter from the target."""
 
-from __future__ import annotations
-
 from matplotlib.figure import Figure
 
 from spin_core.lab.lessons.l6_verify_kernel import plots as verify_kernel

@@ -1,7 +1,5 @@
 """Lesson 7's exercises: solutions, and how answers are checked."""
 
-from __future__ import annotations
-
 from spin_core.lab.lessons.checking import Exercise
 from spin_core.lab.simulate.profiles import BYTES, DRAFTERS, HARDWARE, TARGETS
 

@@ -1,7 +1,5 @@
 """The live dashboard: a warm engine serves a stream of requests, and every control acts on it while it runs."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

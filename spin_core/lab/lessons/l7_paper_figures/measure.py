@@ -1,7 +1,5 @@
 """Lesson 7: the cases that its figures run, and what the benchmarks recorded."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ choice.
 Modelled numbers are solid, published ones hatched grey bars or stars. No figure mixes them without saying so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 

@@ -1,7 +1,5 @@
 """The whole system at the paper's scale: the ladder by a hypothesis, and a dashboard of modelled hardware."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

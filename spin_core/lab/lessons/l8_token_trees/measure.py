@@ -1,8 +1,6 @@
 """What trees bring on real prompts: how often the target's token is among a drafter's first k, and tokens per
 verification by drafter, shape and way of drawing."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Pictures of the lesson on token trees."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

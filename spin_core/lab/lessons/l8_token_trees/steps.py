@@ -1,7 +1,5 @@
 """Verified trees, and tests of siblings, in forms that can be drawn."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

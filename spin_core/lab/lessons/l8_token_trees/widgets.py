@@ -1,7 +1,5 @@
 """The widgets of the lesson on token trees: grow one on a prompt, and test children one by one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cache
 

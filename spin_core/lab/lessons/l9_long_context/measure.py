@@ -1,7 +1,5 @@
 """Lesson 9: what the throughput model says at any setting, and what our family measures."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

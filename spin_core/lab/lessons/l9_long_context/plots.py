@@ -1,7 +1,5 @@
 """Long contexts: what speculation gains there, what its passes read, and what a sparse draft still gets right."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sliders for SPIRe's throughput model: when is which drafting worth it? And what of it did our family measure?"""
 
-from __future__ import annotations
-
 from matplotlib.figure import Figure
 
 from spin_core.lab.lessons.l9_long_context import measure as lesson
