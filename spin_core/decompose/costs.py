@@ -69,7 +69,6 @@ class Costs:
         piece = width * (self.pool_key + rows * self.pool_score) + rows * self.pool_query
         return self.kv * (pieces * piece + merged * (rows * self.merge_query)) + self.calls(True, merged > 0, width)
 
-
     def plan(self, plan) -> float:
         """Seconds of a layer of a :class:`spin_core.decompose.plan.Plan`."""
         lengths, q_lens = (np.array([each[b] for b in plan.unpooled]) for each in (plan.lengths, plan.q_lens))

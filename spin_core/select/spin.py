@@ -102,7 +102,7 @@ class Spin(Greedy):
         return weights
 
     def _unproven(self) -> ndarray:
-        """Drafters in their first steps, bool ``[arms]``; none if all have devices of their own: there a try is free."""
+        """Drafters in their first steps, bool ``[arms]``; none where all have devices of their own: a try is free."""
         return (self.totals[0] < ALONE) & (np.arange(len(self.arms)) != self.none) & (not self.own_devices)
 
     def _waiting(self, unproven: ndarray) -> ndarray:

@@ -213,4 +213,3 @@ def run(args) -> Report:
         f"transformers {hf.__version__}; " + "; ".join(f"{name.lower()}: {number}" for name, number in count.items()),
         "ragged: all requests in one pass; library: the library's own code, one request at a time",
         "NOT BUILT: no tiny model, or its own generate fails; nothing is said about these (gemma3n needs timm)"])
-

@@ -144,8 +144,8 @@ class Trial:
             for other in (best, "greedy", "epsilon-greedy"):
                 bars.append(Bar(f"{costs}: {name} over {other}", self._over(name, other), ">= 1.0"))
         if self.whole.composed:
-            bars += [Bar(f"{costs}: {name} with more arms over {name}", self._over(f"{name}, composed", name), ">= 0.98")
-                     for name in ("spin", "spin-full")]
+            bars += [Bar(f"{costs}: {name} with more arms over {name}", self._over(f"{name}, composed", name),
+                         ">= 0.98") for name in ("spin", "spin-full")]
         composed = max((n for n in self.scores if n.removeprefix("fixed:") in self.whole.composed), default=None,
                        key=lambda n: self.scores[n].goodput.mean())
         if composed:

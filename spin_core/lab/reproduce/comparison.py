@@ -169,7 +169,7 @@ class Line:
     close: frozenset[str]
 
     def cells(self, bold: str) -> list[str]:
-        """What the numbers say and the numbers under ``HEADS``; those that are close stand in the braces of ``bold``."""
+        """What the numbers say, and the numbers under ``HEADS``; those that are close stand in braces of ``bold``."""
         modelled = [bold.format(value) if model in self.close else value for model, value in self.modelled.items()]
         return [self.row.what, self.published, *modelled, self.measured]
 

@@ -49,4 +49,3 @@ def synthetic(distributions: Mapping[str, Mapping[str, float]], costs: Mapping[s
         tuple(f"{w}-{i}" for i, w in enumerate(order)),
         {"target": TARGET} | {d: drafter_passes(c) for d, c in costs.items()},
         about={"kind": "modelled", "source": "spin_core.lab.simulate.synthetic", "seed": seed})
-

@@ -205,7 +205,8 @@ def _stages(server: Server) -> str:
                      f"{1000 * seconds:.0f} ms</title></rect>" for at, seconds, y, colour, text in bars)
     words = "".join(f"<text x='0' y='{y}' fill='currentColor' font-size='13'>{stage}</text>"
                     for stage, y in zip(STAGES, (21, 51)))
-    return (f"<div style='opacity:.7;margin-top:8px'>the last {len({e.step for e in shown})} steps, {1000 * (end - begin):.0f} ms</div>"
+    title = f"the last {len({e.step for e in shown})} steps, {1000 * (end - begin):.0f} ms"
+    return (f"<div style='opacity:.7;margin-top:8px'>{title}</div>"
             f"<svg viewBox='0 0 {width} 62' style='width:100%'>{words}{shapes}</svg>")
 
 

@@ -52,7 +52,7 @@ def remains(requests: int) -> dict[str, dict[str, float]]:
 
 
 def bounds(data_set: str, requests: int) -> dict[str, float]:
-    """What SPIN can bring at most over vanilla with LLaMA-7B, by the model: each part, were it perfect and the others not there, and
+    """What SPIN can bring at most over vanilla with LLaMA-7B, by the model: each part, were it perfect and alone, and
     all of them together.
 
     "selection": every request has the drafter that is best for it, known beforehand, at the price of a pass that all
