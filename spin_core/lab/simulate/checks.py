@@ -1,8 +1,6 @@
 """Numbers that cannot be are refused by name where they come in: with NaN a clock never moves on, and a result is void.
 """
 
-from __future__ import annotations
-
 import math
 from numbers import Integral, Real
 
