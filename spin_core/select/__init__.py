@@ -7,9 +7,9 @@ are the same for all. The policies that SPIN is compared with are in :mod:`spin_
 """
 
 from spin_core.select.base import NONE, Choice, Outcome, Scored, RequestView, Selector
-from spin_core.select.costs import AffineCost, PassCost, shares
+from spin_core.select.costs import AffineCost, shares
 from spin_core.select.matching import match
 from spin_core.select.policies import make, names
 
-__all__ = ["AffineCost", "Choice", "NONE", "Outcome", "PassCost", "Scored", "RequestView",
-           "Selector", "make", "match", "names", "shares"]
+__all__ = ["AffineCost", "Choice", "NONE", "Outcome", "Scored", "RequestView", "Selector",
+           "make", "match", "names", "shares"]

@@ -21,7 +21,7 @@ from spin_core.draft.catchup import CatchUps, Job, Worker
 from spin_core.draft.pool import DrafterPool
 from spin_core.request import Request, check_whole
 from spin_core.select.base import NONE, Choice, Outcome, RequestView, Scored, Selector
-from spin_core.select.costs import PassCost, shares
+from spin_core.select.costs import AffineCost, shares
 from spin_core.select.policies import find, make
 from spin_core.trace import Event, Trace
 
@@ -52,7 +52,7 @@ class Assigner:
         self.catch_ups = CatchUps(Worker(device) if fast_switching else None)
         self.served: set[int] = set()               # requests that the selector has seen
         self.moves: dict[int, Choice] = {}          # where a request goes once that drafter has read its text
-        self.cost = PassCost()                      # of the target's pass, to share it out
+        self.cost = AffineCost()                    # of the target's pass, to share it out
         self.seconds = 0.0
         self.read_seconds: Counter[str] = Counter()     # what drafters have spent on texts
         self.read_tokens: Counter[str] = Counter()      # ... and how long these were

@@ -58,31 +58,6 @@ class AffineCost:
         return fixed + slope * rows
 
 
-class PassCost(AffineCost):
-    """The seconds of a pass over n rows: the affine cost, or what passes over n rows took where enough were seen.
-
-    A straight line is not quite what a processor does: from one row to two costs it less than from two to four, and the
-    first rows decide whether drafts pay. ``trust``: how many passes the line weighs in the mean of one n; a mean
-    reaches back over ``memory / 20`` passes over n rows at most.
-    """
-
-    def __init__(self, memory: float = 1000.0, trust: float = 4.0) -> None:
-        super().__init__(memory)
-        self.longest, self.trust = memory / 20, trust
-        self.seen: dict[float, tuple[float, float]] = {}        # rows: how many passes count, their mean seconds
-
-    def learn(self, rows: float, seconds: float) -> None:
-        super().learn(rows, seconds)
-        if rows > 0 and seconds > 0 and math.isfinite(seconds):
-            count, mean = self.seen.get(rows, (0.0, 0.0))
-            count = min(count + 1, self.longest)
-            self.seen[rows] = count, mean + (seconds - mean) / count
-
-    def __call__(self, rows: float) -> float:
-        count, mean = self.seen.get(rows, (0.0, 0.0))
-        return (count * mean + self.trust * super().__call__(rows)) / (count + self.trust)
-
-
 def shares(drafted: Sequence[int], seconds: float, cost: AffineCost | None = None) -> tuple[float, ndarray]:
     """Split a target pass of ``seconds`` over one row per request and their ``drafted [B]`` rows: the equal part of
     every request, and what each pays besides for its draft, ``[B]``.
@@ -95,5 +70,5 @@ def shares(drafted: Sequence[int], seconds: float, cost: AffineCost | None = Non
     if count == 0:
         return 0.0, np.zeros(0)
     whole = cost(count + total) if cost is not None and total else 0.0
-    extra = seconds * max(0.0, whole - cost(count)) / whole if whole > 0 else 0.0
+    extra = seconds * (whole - cost(count)) / whole if whole > 0 else 0.0
     return float(seconds - extra) / count, extra * drafted / max(total, 1)

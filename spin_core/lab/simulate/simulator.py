@@ -28,7 +28,7 @@ from numpy import ndarray
 from spin_core.pipeline.heuristic import Heuristic, Load
 from spin_core.pipeline.schedule import VERIFY
 from spin_core.select.base import NONE, Outcome, RequestView, Scored, Selector
-from spin_core.select.costs import PassCost, shares
+from spin_core.select.costs import AffineCost, shares
 from spin_core.lab.simulate.recording import Recording
 from spin_core.lab.simulate.costs import Roofline, Tables
 from spin_core.lab.simulate.outcome import STEP_FIELDS, Run
@@ -130,7 +130,7 @@ class System:
         self.changed = False                        # requests have come or gone since the groups were formed
         self.reading = False                        # a prompt was read in this round, so its time says little
         self.stages = [0.0, 0.0]                    # seconds of drafting and verifying in this round
-        self.cost = PassCost()
+        self.cost = AffineCost()
         self.served: dict[str, int] = {}
         self.log: list[tuple] = []
         self.events: list[tuple] | None = [] if events else None
