@@ -67,10 +67,10 @@ class Scheduler:
             while self.queue and self.free_slots:
                 if sum(map(self.reserved, [*self.running, self.queue[0]])) > self.kv_tokens:
                     return
+                slot = self.free_slots[-1]
+                assert self.target.cache.lengths[slot] == 0, f"slot {slot} still holds another request's tokens"
                 request = self.queue.popleft()
                 request.slot = self.free_slots.pop()
-                assert self.target.cache.lengths[request.slot] == 0, \
-                    f"slot {request.slot} still holds another request's tokens"
                 self.running.append(request)
                 self.trace.add("admit", request.id)
 

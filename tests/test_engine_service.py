@@ -81,6 +81,19 @@ def test_requests_may_arrive_while_others_run():
     tiny.assert_sound(engine, requests)
 
 
+def test_a_slot_that_still_holds_tokens_takes_in_no_request():
+    engine = Engine(tiny.family(), "near", 3, max_batch=1)
+    request = engine.submit([5, 3, 9], SamplingParams(max_new_tokens=6))
+    engine.target.cache.lengths[0] = 2
+    with pytest.raises(AssertionError, match="slot 0 still holds another request's tokens"):
+        engine.step()
+    assert list(engine.queue) == [request] and not engine.running
+    engine.target.cache.truncate(0, 0)
+    while not request.finished:
+        engine.step()
+    assert request.output_ids == engine.generate([[5, 3, 9]], SamplingParams(max_new_tokens=6))[0].output_ids
+
+
 def test_an_engine_without_work_does_nothing():
     engine = Engine(tiny.family(), "near")
     assert engine.step() == [] and engine.generate([]) == [] and list(engine.stream([])) == []
