@@ -75,8 +75,9 @@ class Trace:
 
     ``events`` is cut by a tenth when it is full, oldest events first; ``dropped`` counts them. An event takes about
     650 bytes. With ``spill``, a folder, they are written there first: files that pandas reads, in the order of their
-    names; where that fails, a warning says so and they are lost, but no request is. Streams listen to what is added, and miss nothing. ``steps``: how many steps were committed.
-    ``decisions`` are those of the pipeline's heuristic (:class:`spin_core.pipeline.Decision`), where there is one.
+    names. Where that fails, a warning says so, and the events are lost, but no request. Streams listen to what is
+    added, and miss nothing. ``steps``: how many steps were committed. ``decisions`` are those of the
+    pipeline's heuristic (:class:`spin_core.pipeline.Decision`), where there is one.
     """
 
     def __init__(self, limit: int | None = EVENTS) -> None:

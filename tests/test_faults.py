@@ -421,7 +421,8 @@ CALLS = {"step": lambda e: e.step(), "generate": lambda e: e.generate([[3, 4]], 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("pipeline", ["off", 2, "auto"])
 def test_a_drafter_may_call_its_engine_and_none_waits_for_the_other(pipeline, call):
-    """It may be in a thread of the pipeline's. So may be a stream that nobody reads any more, when it is collected."""
+    """The call may come from a thread of the pipeline. So may the end of a stream that is read no more, when the stream
+    is garbage-collected."""
     engine = Engine(tiny.family(), "near", 3, pipeline=pipeline, max_batch=4)
     sound, calls = engine.get_drafter("near").propose, []
 

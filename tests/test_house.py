@@ -110,7 +110,6 @@ def test_every_room_says_what_it_is():
             assert ast.get_docstring(ast.parse(path.read_text("utf-8"))), f"{path} has no docstring"
 
 
-
 def test_the_students_path_is_an_afternoons_reading():
     """README's table of files to read in order: they exist, the lines it states are right, and they are few."""
     readme = (ROOT / "README.md").read_text("utf-8")

@@ -6,7 +6,6 @@ program of the second joins the pieces of one token. Visibility among in-flight 
 trees cost what chains cost.
 """
 
-
 import numpy as np
 import torch
 import triton

