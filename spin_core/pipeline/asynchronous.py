@@ -8,8 +8,8 @@ number belongs to a position.
 
 Only a step that needs nothing from the host can be launched so: decoding with one model drafter, or without any.
 Prompts, lookup in the text, a selector that learns from one step before it chooses for the next, recorded
-distributions, several drafters at once: such a step is run as without a pipeline, after everything has landed (the
-synchronous fallback).
+distributions, several drafters at once, models with windows, sinks or capped scores: such a step is run as without a
+pipeline, after everything has landed (the synchronous fallback).
 """
 
 import time
@@ -67,7 +67,8 @@ class Asynchronous:
 
     def _can_launch(self, live: list[Request]) -> bool:
         """Is everything known, on the host or on the device, that another step needs?"""
-        if not live or self.steps.assigner or self.steps.record_probs or len({r.drafter for r in live}) > 1 or \
+        if not live or not self.steps.target.plain or self.steps.assigner or self.steps.record_probs or \
+                len({r.drafter for r in live}) > 1 or \
                 any(r.params.adjusts_logits or r.params.logprobs for r in live):
             return False
         drafter = self.steps.drafters.get(live[0].drafter)

@@ -16,7 +16,6 @@ from spin_core.draft import Draft, Drafter, FedDrafter, ModelDrafter, NullDrafte
 from spin_core.runtime.graphs import Graphs
 from spin_core.randomness import DRAFT, exponential_race
 from spin_core.request import Request
-from spin_core.runtime import SlotCache
 from spin_core.kv.transfer import Mark, upload
 from spin_core.sampling import SamplingBatch, warp_
 from spin_core.verify import Progress, verify_chain
@@ -27,9 +26,9 @@ FILTERS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}      # of sampling, with the 
 
 def can_draft(drafter: Drafter, device: torch.device) -> bool:
     """Can it draft for a text that the host has not seen? Lookup cannot: it searches in tokens on the host. Nor can a
-    sparse cache: the place of an entry in it is computed on the host."""
-    return type(drafter) is NullDrafter or type(drafter) in (ModelDrafter, FedDrafter) and \
-        type(drafter.runner.cache) is SlotCache and drafter.runner.device == device
+    model whose layers see less than all of the text or score it otherwise: :class:`Graphs` know plain layers only."""
+    return type(drafter) is NullDrafter or type(drafter) in (ModelDrafter, FedDrafter) and drafter.runner.plain and \
+        drafter.runner.device == device
 
 
 def window(drafter: Drafter, gamma: int) -> int:

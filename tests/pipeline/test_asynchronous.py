@@ -12,7 +12,9 @@ from hypothesis import given, settings, strategies as st
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from spin_core import zoo
 from spin_core.engine import Engine
+from spin_core.lab.bench import families
 from spin_core.pipeline import asynchronous, device_step
 from spin_core.pipeline.asynchronous import Asynchronous
 from spin_core.request import FinishReason, SamplingParams
@@ -385,6 +387,20 @@ def test_the_distribution_is_the_same_where_the_device_is_not_asked(vocab, seed,
                        probabilities(logits, sampling))
     plain = SamplingBatch.from_params([SamplingParams(temperature=p.temperature) for p in params])
     assert torch.equal(device_step.probabilities(logits, plain, ()), probabilities(logits, plain))
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gpt_oss"])
+@pytest.mark.parametrize("side", ["target", "drafter"])
+def test_layers_with_needs_of_their_own_do_not_fly(kind, side, flights):
+    """A graph attends to all of a text, without sinks: a window in it would be another model."""
+    models = families.build("llama"), families.build(kind)
+    target, other = models[::-1] if side == "target" else models
+    family = families._Tiny("tiny", target, None, {"other": zoo.DraftModel("other", other, None, families.CONTEXT)},
+                            families.PAD, (), families.CONTEXT, dtype=torch.float64)
+    requests = Engine(family, "other", 2, max_batch=2, max_len=64, pipeline="async").generate(
+        families.PROMPTS, SamplingParams(max_new_tokens=families.TOKENS))
+    assert [r.output_ids for r in requests] == [families.library_text(target, prompt) for prompt in families.PROMPTS]
+    assert not flights
 
 
 def test_only_what_needs_nothing_from_the_host_flies(flights):
