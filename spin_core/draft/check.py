@@ -22,7 +22,9 @@ def check_draft(draft: Draft, asked: list[int], rooms: list[int], vocab_size: in
     """
     if not isinstance(draft, Draft):
         raise ValueError(f"its draft is {type(draft).__name__}, not a Draft")
-    cu, tokens, rows = (_whole(name, getattr(draft, name)) for name in ("cu", "tokens", "prob_row"))
+    for name in ("cu", "tokens", "prob_row", *(["parents"] if isinstance(draft, Tree) else [])):
+        _check_whole(name, getattr(draft, name))
+    cu, tokens, rows = draft.cu.tolist(), draft.tokens.tolist(), draft.prob_row.tolist()
     if len(cu) != len(asked) + 1 or cu[0] != 0 or cu[-1] != len(tokens) or any(a > b for a, b in zip(cu, cu[1:])):
         raise ValueError(f"its cu must rise from 0 to {len(tokens)} tokens in {len(asked)} steps, one for each "
                          f"request, got {cu}")
@@ -32,7 +34,6 @@ def check_draft(draft: Draft, asked: list[int], rooms: list[int], vocab_size: in
     _check_probs(draft, rows, len(tokens), vocab_size)
     levels = counts
     if isinstance(draft, Tree):
-        _whole("parents", draft.parents)
         draft.check()       # again: it may have been changed since it was made
         levels = [1 + max(depths(parents), default=-1) for parents, _, _ in draft.requests()]
     for level, most, count, room in zip(levels, asked, counts, rooms):
@@ -46,10 +47,9 @@ def _check_probs(draft: Draft, rows: list[int], count: int, vocab_size: int) -> 
     probs, ids = draft.probs, draft.ids
     width = vocab_size
     if ids is not None:
-        listed = _whole("ids", ids)
-        width = len(listed)
-        rises = all(a < b for a, b in zip(listed, listed[1:]))
-        if not (listed and rises and 0 <= listed[0] and listed[-1] < vocab_size):
+        _check_whole("ids", ids)        # thousands of them, at every step: not as a list
+        width = len(ids)
+        if not (width and bool((ids.diff() > 0).all()) and 0 <= int(ids[0]) and int(ids[-1]) < vocab_size):
             raise ValueError(f"its ids must rise within the vocabulary of {vocab_size}")
     if probs is not None and not (isinstance(probs, Tensor) and probs.is_floating_point() and probs.dim() == 2 and
                                   probs.shape[1] == width):
@@ -63,11 +63,9 @@ def _check_probs(draft: Draft, rows: list[int], count: int, vocab_size: int) -> 
         raise ValueError("a row of its probs is no distribution: it holds NaN or negative numbers, or its sum is not 1")
 
 
-def _whole(name: str, x: Tensor) -> list[int]:
-    """A one-dimensional tensor of int64, as a list."""
+def _check_whole(name: str, x: Tensor) -> None:
     if not isinstance(x, Tensor) or x.dtype != torch.int64 or x.dim() != 1:
         raise ValueError(f"its {name} must be a one-dimensional tensor of int64, got {_describe(x)}")
-    return x.tolist()
 
 
 def _describe(x) -> str:

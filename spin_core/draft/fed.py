@@ -29,7 +29,11 @@ class FedDrafter(ModelDrafter):
         # the last state stands first in the target's states, then the inputs of layers
         width = source.model.config.hidden_size
         places = [0 if layer == LAST else 1 + target.keep_layers.index(layer) for layer in source.model.layers_read]
-        self.columns = [column for place in places for column in range(place * width, (place + 1) * width)]
+        columns = [column for place in places for column in range(place * width, (place + 1) * width)]
+        whole = slice(columns[0], columns[-1] + 1)
+        # no list: torch would make a tensor of it, on the device, at every draft
+        self.columns = whole if columns == list(range(whole.start, whole.stop)) else \
+            torch.tensor(columns, device=target.device)
 
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
         draft = super().propose(requests, [count if self.drafts_for(r) else 0 for r, count in zip(requests, counts)])

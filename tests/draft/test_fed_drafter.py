@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import tiny
+import torch
 
 from spin_core.engine import Engine
 from spin_core.request import SamplingParams
@@ -20,6 +21,16 @@ def test_several_states_are_fused(pipeline):
     for request in requests:
         tiny.assert_greedy(served.target, request, stop_ids=())
     assert engine.trace.metrics()["drafted"] > 0 and not engine.retired
+
+
+@pytest.mark.parametrize("layers", [(LAST,), (0, 1, LAST), (0, 1), (1, LAST, 0)])
+def test_states_are_chosen_without_a_list(layers):
+    """Torch makes a tensor of a list of hundreds of columns, and copies it to the device, at every draft."""
+    engine = Engine(tiny.fed_family(layers), "fed", 3)
+    columns = engine.get_drafter("fed").columns
+    every = torch.arange(engine.target.states.shape[2])[columns].tolist()
+    places = [0 if layer == LAST else 1 + engine.target.keep_layers.index(layer) for layer in layers]
+    assert every == [32 * place + i for place in places for i in range(32)] and not isinstance(columns, list)
 
 
 @pytest.mark.parametrize("mate", [[1, 2], [1, 2, 3], [1, 2, 3, 4, 5, 6, 7]])
