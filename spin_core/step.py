@@ -258,15 +258,15 @@ class Step:
         slots, counts, tokens, rows, rows_of_group, ancestors = [], [], [], [], [], []
         for group in groups:
             drafted, before = iter(group.tokens), len(rows)
-            for b, (work, num_draft) in enumerate(zip(group.members, group.counts)):
+            ancestors += group.draft.ancestors([len(work.input_ids) for work in group.members]) \
+                if isinstance(group.draft, Tree) else [None] * len(group.members)
+            for work, num_draft in zip(group.members, group.counts):
                 tokens += work.input_ids
                 if work.last_chunk:
                     rows.extend(range(len(tokens) - 1, len(tokens) + num_draft))
                 tokens.extend(next(drafted) for _ in range(num_draft))
                 slots.append(work.request.slot)
                 counts.append(len(work.input_ids) + num_draft)
-                tree = isinstance(group.draft, Tree)
-                ancestors.append(group.draft.ancestors(b, len(work.input_ids)) if tree else None)
             rows_of_group.append(len(rows) - before)
         logits = self.target.forward(slots, counts, tokens, rows,
                                      ancestors if any(mask is not None for mask in ancestors) else None)

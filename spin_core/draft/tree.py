@@ -11,6 +11,7 @@ The way siblings are drawn decides the q they may be tested with (:mod:`spin_cor
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -98,16 +99,14 @@ class Tree(Draft):
 
     def requests(self) -> Iterator[tuple[list[int], list[int], list[Proposal]]]:
         """Parents, tokens and proposals of each request."""
-        columns = self.parents.tolist(), self.tokens.tolist()
-        for start, end, proposals in zip(self.cu.tolist(), self.cu[1:].tolist(), self.proposals):
-            yield columns[0][start:end], columns[1][start:end], proposals
+        parents, tokens = self.parents.tolist(), self.tokens.tolist()
+        for (start, end), proposals in zip(pairwise(self.cu.tolist()), self.proposals):
+            yield parents[start:end], tokens[start:end], proposals
 
-    def ancestors(self, b: int, read: int = 0) -> Tensor:
-        """The attention mask of request b's new tokens, bool ``[read + n, read + n]``: ``read`` tokens of its text that
-        the target has not read yet, a chain, and behind them the n nodes, each of which sees that chain, its ancestors
-        and itself."""
-        parents = self.parents[int(self.cu[b]):int(self.cu[b + 1])].tolist()
-        return ancestor_mask(parents, read)
+    def ancestors(self, read: list[int]) -> list[Tensor]:
+        """The attention mask of each request's new tokens: ``read[b]`` tokens of its text that the target has not read
+        yet, a chain, and behind them its nodes, each of which sees that chain, its ancestors and itself."""
+        return [ancestor_mask(parents, count) for (parents, _, _), count in zip(self.requests(), read)]
 
     def to_trace(self, paths: list[list[int]]) -> list[dict]:
         """A trace's entry for each tree: ``parents``, the accepted ``path`` (of ``paths [B]``, -1 is padding), per node
