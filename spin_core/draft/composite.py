@@ -1,7 +1,7 @@
 """Two drafters in one: look the draft up where that finds something, else ask a model.
 
 In names: FIRST+REST, such as "ngram+fed-4L-8k". FIRST is "ngram" or a table, REST any name of chains, itself a
-composition or not.
+composition or not; "ngram+TABLE" alone is chosen token by token (:mod:`spin_core.draft.joined`).
 """
 
 import torch

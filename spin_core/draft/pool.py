@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from types import ModuleType
 
-from spin_core.draft import base, composite, fed, model, ngram, remote, sparse, table, trees
+from spin_core.draft import base, composite, fed, joined, model, ngram, remote, sparse, table, trees
 from spin_core.draft.base import Drafter, NullDrafter
 from spin_core.draft.build import BuildContext
 from spin_core.draft.composite import COMPOSED_NGRAM
@@ -17,7 +17,7 @@ from spin_core.names import load_rivals
 from spin_core.runtime import ModelRunner
 from spin_core.zoo.fed import is_fed, layers_read
 
-KINDS = [base, remote, ngram, table, fed, model, sparse, trees, composite]      # asked in this order
+KINDS = [base, remote, ngram, table, joined, fed, model, sparse, trees, composite]      # asked in this order
 __all__ = ["COMPOSED_NGRAM", "DrafterPool", "build", "is_fed", "layers_read", "make_context", "names"]
 
 

@@ -37,18 +37,19 @@ class TableDrafter(Drafter):
         """At most ``count`` tokens behind ``ids``."""
         drafted: list[int] = []
         recent = list(ids[-self.longest:])
-        while len(drafted) < count and (token := self._follower(recent)) is not None:
+        while len(drafted) < count and (token := self.follower(recent)[1]) is not None:
             drafted.append(token)
             recent = [*recent, token][-self.longest:]
         return drafted
 
-    def _follower(self, recent: list[int]) -> int | None:
-        for length in range(len(recent), 0, -1):
+    def follower(self, recent: list[int]) -> tuple[int, int | None]:
+        """The length of the longest known context at the end of ``recent``, and its follower; (0, None) if none is."""
+        for length in range(min(len(recent), self.longest), 0, -1):
             wanted = key(recent[-length:], self.vocab_size)
             at = bisect_left(self.contexts, wanted)
             if at < len(self.contexts) and self.contexts[at] == wanted:
-                return self.followers[at]
-        return None
+                return length, self.followers[at]
+        return 0, None
 
     def available(self, request: Request, most: int) -> int:
         return len(self.continuation(request.tail(max(0, request.length - self.longest)), most))

@@ -82,7 +82,8 @@ def is_lookup(family, name: str) -> bool:
 
 def pool(family) -> tuple[list[str], dict[str, Drafter]]:
     """Names of the drafters that are models, and the drafters that look up, :data:`STRICT` among them."""
-    lookups = {name: build(name, family, 1, 1024, None) for name in (*family.drafters, "ngram")
+    lookups = {name: build(name, family, 1, 1024, None)
+               for name in (*family.drafters, "ngram", *(f"ngram+{table}" for table in family.drafters))
                if is_lookup(family, name)} | {STRICT: NgramDrafter(*COMPOSED_NGRAM)}
     return [name for name in family.drafters if name not in lookups], lookups
 
@@ -102,14 +103,14 @@ class View:
 def views_of(family, name: str, answers: Answers, scores: Mapping[str, list[Scores]] | None = None) -> list[View]:
     """What that drafter, composed or not, would do before each token of every answer. ``scores``: of models, by name,
     that are known already."""
+    if is_lookup(family, name):
+        return lookup_views(family, build(name, family, 1, 1, None), answers)
     first, composed, rest = name.partition("+")
     if composed:        # the lookup's where it finds something, the other's elsewhere
         lookup = NgramDrafter(*COMPOSED_NGRAM) if first == "ngram" else build(first, family, 1, 1, None)
         return [View(*([a if found else b for found, a, b in zip(over.drafted, above, below)]
                         for above, below in zip(vars(over).values(), vars(under).values())))
                 for over, under in zip(lookup_views(family, lookup, answers), views_of(family, rest, answers, scores))]
-    if is_lookup(family, name):
-        return lookup_views(family, build(name, family, 1, 1, None), answers)
     if scores and name in scores:
         return model_views(scores[name])
     source = family.drafters[name]
@@ -174,7 +175,7 @@ def record(family, limit: int | None, max_new_tokens: int, repeats: int) -> Reco
         np.cumsum([0] + [len(text) for _, text in texts]), np.array([len(prompt) for prompt, _ in texts]),
         tuple(answers.workloads), tuple(f"{w}-{n}" for w, n in zip(answers.workloads, turn)),
         measure(family, models, lookups, repeats), tuple(lookups), about=about)
-    for name in (*models, *(n for n in lookups if n not in ("ngram", STRICT))):
+    for name in models:
         recording = recording.compose(f"ngram+{name}", STRICT, name)
     return recording.take(np.argsort(turn, kind="stable"))
 

@@ -102,7 +102,7 @@ class Trial:
         self.whole, self.batch = recording, batch
         self.recording = recording.only(recording.drafters)
         everything = best_gammas(recording, batch)
-        self.gammas = {a: everything[a] for a in (*recording.drafters, *recording.composed)}
+        self.gammas = {a: everything[a] for a in (*recording.drafters, *recording.made_of_others)}
         self.orders = [np.random.default_rng(s).permutation(len(recording)) for s in range(seeds)]
         self.plan = oracle_request(self.recording, self.gammas, batch=batch)
         arms = [*self.recording.arms, NONE]
@@ -122,7 +122,7 @@ class Trial:
 
     def rows(self) -> Iterator[dict]:
         """Ceilings, fixed arms and policies."""
-        drafters, composed = self.recording.arms, tuple(self.whole.composed)
+        drafters, composed = self.recording.arms, self.whole.made_of_others
         jobs = {f"fixed:{a}": (f"fixed:{a}", (a,)) for a in (*drafters, *composed)} | {"none": (f"fixed:{NONE}", ())}
         jobs |= {name: (name, drafters) for name in BANDITS}
         jobs |= {f"{name}, composed": (name, drafters + composed) for name in ("spin", "spin-full")}
@@ -143,11 +143,11 @@ class Trial:
         for name in ("spin", "spin-full"):
             for other in (best, "greedy", "epsilon-greedy"):
                 bars.append(Bar(f"{costs}: {name} over {other}", self._over(name, other), ">= 1.0"))
-        if self.whole.composed:
+        if self.whole.made_of_others:
             bars += [Bar(f"{costs}: {name} with more arms over {name}", self._over(f"{name}, composed", name),
                          ">= 0.98") for name in ("spin", "spin-full")]
-        composed = max((n for n in self.scores if n.removeprefix("fixed:") in self.whole.composed), default=None,
-                       key=lambda n: self.scores[n].goodput.mean())
+        composed = max((n for n in self.scores if n.removeprefix("fixed:") in self.whole.made_of_others),
+                       key=lambda n: self.scores[n].goodput.mean(), default=None)
         if composed:
             bars.append(Bar(f"{costs}: spin-full over {composed}", self._over("spin-full", composed), ">= 1.0"))
         return bars

@@ -90,9 +90,14 @@ class Recording:
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """The drafters that stand for themselves: neither composed nor only a part of composed ones."""
+        """The drafters that stand for themselves: neither made of others nor only a part of composed ones."""
         parts = {first for first, _ in self.composed.values()}
-        return tuple(a for a in self.arms if a not in self.composed and a not in parts)
+        return tuple(a for a in self.arms if "+" not in a and a not in parts)
+
+    @property
+    def made_of_others(self) -> tuple[str, ...]:
+        """The drafters that are two: composed, or two lookups in one."""
+        return tuple(a for a in self.arms if "+" in a)
 
     @property
     def lengths(self) -> ndarray:

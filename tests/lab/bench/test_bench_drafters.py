@@ -98,7 +98,7 @@ def test_error_of_a_ratio_covers_it():
 
 
 def test_report(family, answers, monkeypatch):
-    names = ["near", "habits", "ngram", "ngram+near"]
+    names = ["near", "habits", "ngram", "ngram+near", "ngram+habits"]
     judged = {n: bench.judge(family, n, answers) for n in names}
     served = SimpleNamespace(drafters={n: family.drafters[n] for n in names[:2]}, target=family.target,
                              vocab_size=family.vocab_size)
@@ -110,10 +110,17 @@ def test_report(family, answers, monkeypatch):
     report = bench.summarise(judged, answers, costs, verify)
     for workload in ("a", "b", "mix"):
         shares = {r["drafter"]: r["best_share"] for r in report.rows if r["workload"] == workload}
-        assert shares.pop("ngram+near") is None and sum(shares.values()) == pytest.approx(1)
+        assert shares.pop("ngram+near") is None and shares.pop("ngram+habits") is None
+        assert sum(shares.values()) == pytest.approx(1)
     places = bench.agreement_by_place(served, bench.model_scores(served, answers), answers, 3)
     assert list(places) == ["near"] and len(places["near"]) == 3 and all(0 <= share <= 1 for share in places["near"])
-    assert report.bars[0].name.endswith("weakest model drafter") and "habits" in costs
+    assert {"habits", "ngram+habits"} <= {*costs}
+    tau = {r["drafter"]: r["tau4"] for r in report.rows if r["workload"] == "mix"}
+    bars = {b.name.removeprefix("tokens per verification at gamma 4, "): b.value for b in report.bars}
+    cheap = max(("habits", "ngram", "ngram+habits"), key=tau.get)       # lookups have c = .025, models and the rest .25
+    best = max(tau, key=tau.get)
+    assert bars["smallest model (near)"] == bars["strongest model (near)"] == tau["near"]
+    assert bars[f"best drafter with c <= .06 ({cheap})"] == tau[cheap] and bars[f"best drafter ({best})"] == tau[best]
 
 
 class Chatting(tiny.TinyFamily):
