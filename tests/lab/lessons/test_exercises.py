@@ -117,6 +117,10 @@ WRONG_LOOPS = {
     "accepts with probability p": (loop_with(lambda u, p, q: u < p), "every drafted token is accepted"),
     "p and q exchanged": (loop_with(lambda u, p, q: u * p < q), "p = 0"),
     "replaces from p": (loop_with(rest=lambda p, q: p), "not from p"),
+    "replaces by the likeliest": (loop_with(rest=lambda p, q: np.eye(len(p))[np.argmax(p - q)]), "Draw in proportion"),
+    "replaces by any of the residual": (loop_with(rest=lambda p, q: (p > q) / (p > q).sum()), "Draw in proportion"),
+    "bonus from the wrong row": (
+        lambda p, q, drafted, rng: accept_reject(np.vstack([p[:-1], p[-2]]), q, drafted, rng), "BIASED"),
     "goes on behind a rejection": (loop_with(goes_on=True), "ends at the first rejection"),
     "residual not divided": (loop_with(rest=lambda p, q: np.maximum(p - q, 0)), "Divide the residual by its sum"),
     "accepts too seldom": (loop_with(lambda u, p, q: u * q < .8 * p or p == q), "BIASED"),

@@ -137,6 +137,11 @@ def _rules_then_distribution(solution: Callable) -> str:
         if tokens[0] == 1 and len(tokens) == 1:
             wrong("Token 1 replaced a rejected token although q gives it as much as p does: replacements are drawn "
                   "from (p - q)+, not from p.")
+    # the made-up language has only one token in every residual: how it is drawn from shows here
+    share = np.mean([emitted([[0, .75, .25], [1, 0, 0]], [[1, 0, 0]], [0])[0] == 2 for _ in range(300)])
+    if abs(share - .25) > .11:
+        wrong(f"Here (p - q)+ is [0, 0.75, 0.25], so token 2 should replace in 25% of the cases; in yours it is "
+              f"{share:.0%}. Draw in proportion to (p - q)+.")
     return _texts_follow_the_target(solution)
 
 
