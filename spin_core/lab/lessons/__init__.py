@@ -6,6 +6,6 @@ for exercises). A new lesson is a new folder and a notebook; nothing outside lab
 """
 
 from spin_core.lab.lessons.cores import on_all_cores
-from spin_core.lab.lessons.show import begin, each, measured, modelled, progress, published, show
+from spin_core.lab.lessons.show import begin, each, measured, modelled, progress, published, say, show
 
-__all__ = ["begin", "each", "measured", "modelled", "on_all_cores", "progress", "published", "show"]
+__all__ = ["begin", "each", "measured", "modelled", "on_all_cores", "progress", "published", "say", "show"]

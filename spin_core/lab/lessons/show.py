@@ -1,6 +1,7 @@
 """The beginning of a lesson, and its figures: shown in the notebook and kept with their numbers, in one call."""
 
 import os
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def begin(profile: str, figures_dir: str | Path = "", **sizes: Any) -> Any:
         raise ValueError(f"profile {profile!r}: choose {', '.join(sizes)}")
     _folder = Path(figures_dir or "figures")
     here = provenance.here()
-    print(", ".join(f"{name} {number}" for name, number in here["versions"].items() if number))
+    say(", ".join(f"{name} {number}" for name, number in here["versions"].items() if number))
     print(f"{here['gpu'] or here['cpu']}, {here['cores']} cores, {here['threads']} threads; profile {profile}")
     return sizes[profile]
 
@@ -68,6 +69,13 @@ def show(name: str, figure: Figure, *series: dict, caption: str, finding: str = 
     figure.text(1, 1, " · ".join(kinds), ha="right", va="bottom", size=9, color=look.GREY)
     figures.save(name, figure, series, caption=caption, finding=finding, directory=directory or _folder)
     display(Image(look.png(figure, dpi=200, whole=True), format="png", width=round(look.WIDTH * 100), alt=caption))
+
+
+def say(text: str) -> None:
+    """Print ``text``, which may have several lines, in lines of at most 88 characters: a notebook breaks longer ones in
+    the middle of a word."""
+    for line in text.splitlines():
+        print(textwrap.fill(line, 88, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False))
 
 
 def progress(items: Iterable, total: int, what: str) -> Iterator:

@@ -34,5 +34,12 @@ def test_the_curve_marks_the_chosen_width():
     assert mark.get_xdata()[0] == made.width and mark.get_ydata()[0] == pytest.approx(made.seconds * 1e6)
 
 
+def test_a_request_keeps_its_colour_however_it_is_cut():
+    first = [next(p.get_facecolor() for p in packing(plan(LENGTHS, Q_LENS, how, costs=COSTS)).axes[1].patches
+                  if isinstance(p, Rectangle)) for how in ("padded", "decomposed")]
+    assert first[0] == first[1] and "Cheapest at" in \
+        packing_and_costs(*[plan(LENGTHS, Q_LENS, "decomposed", costs=COSTS)] * 2, 90).axes[-1].get_title("left")
+
+
 def test_an_empty_plan_can_be_drawn():
     packing(plan([3], [0], "padded")).draw_without_rendering()

@@ -42,7 +42,13 @@ def test_bars_of_shares_stand_on_each_other():
     share = {"chat": {"a": .25, "b": .75}, "mix": {"a": 1.0, "b": 0.0}}
     ax = plots.best_share(share, {"chat": 4, "mix": 8}, {"Alpaca": .03, "CP": .4}, {"CP": {"68M": 1.0}}, {}).axes[0]
     tops = np.array([[bar.get_y() + bar.get_height() for bar in bars] for bars in ax.containers])
-    assert np.allclose(tops[1], 1) and ax.get_title("left") == "a is the best for 100% of the mix (68% to 100%)"
+    assert np.allclose(tops[1], 1) and ax.get_title("left").split() == "a is the best for 100% of the mix (68% to 100%)".split()
+
+
+def test_the_titles_of_the_vocabulary_speak_of_the_chosen_size():
+    left, right = plots.vocabulary([1024, 8192], [.6, .89], [20, 36], 8192, 120).axes
+    assert left.get_title("left") == "8k ids cover 89% of the answers"
+    assert right.get_title("left") == "30% of what the whole vocabulary reads"
 
 
 def test_the_stored_measurement_is_drawn_and_this_run_beside_it(tmp_path):

@@ -13,7 +13,7 @@ import tiny
 
 from spin_core.lab.lessons.l1_speculation import plots
 from spin_core.engine import Engine
-from spin_core.lab.lessons import begin, measured, modelled, show
+from spin_core.lab.lessons import begin, measured, modelled, say, show
 from spin_core.lab.lessons.l1_speculation.measure import (
     full_steps, goodput, phase_milliseconds, recorded_speed, recorded_steps, sweep)
 from spin_core.lab.simulate.recording import Passes, Recording
@@ -101,6 +101,12 @@ def test_a_lesson_begins_with_its_machine_its_sizes_and_its_folder_of_figures(tm
     assert (tmp_path / "figures" / "name.png").exists(), "beside the notebook, not in the checkout"
     with pytest.raises(ValueError, match="profile 'Quick': choose quick, default"):
         begin("Quick", quick=3, default=5)
+
+
+def test_printed_lines_are_short_and_break_between_words(capsys):
+    say(f"first: {'word ' * 40}\nsecond")
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert last == "second" and max(map(len, lines)) <= 88 and {*" ".join(lines).split()} == {"first:", "word"}
 
 
 @pytest.mark.parametrize("given, unknown", [("profile = 'quick'", ""), ("profil = 'quick'\nwide = 3", "profil, wide")])

@@ -104,7 +104,7 @@ def test_all_pictures_render_without_a_warning(recording, oracle):
     best, run = oracle
     grid = lesson.choice_map(run, 20)
     pictures = [
-        lambda: plots.bars({"spin": (3.0, .1), "fixed:reads": (2.0, .1)}, {"oracle-request": 3.2}, {"SPIN": 62.33}, {"spin": 2.9}, title="t"),
+        lambda: plots.bars({"spin": (3.0, .1), "fixed:reads": (2.0, .1)}, {"oracle-request": 3.2}, {"one": 32.21, "SPIN": 62.33}, {"spin": (2.9, .2)}, title="t"),
         lambda: plots.regret({"spin": ([1, 2], [0, 1])}, {"spin": ([1, 40], [0, 1]), "greedy": ([1, 40], [0, 9])}, .1),
         lambda: plots.choices({"a": grid, "b": grid}, run.arms, best),
         lambda: plots.choices({"a": grid}, run.arms, best, most=3),
@@ -114,6 +114,12 @@ def test_all_pictures_render_without_a_warning(recording, oracle):
         warnings.simplefilter("error")
         for picture in pictures:
             assert len(look.png(picture(), dpi=50)) > 1000
+
+
+def test_the_titles_of_choices_say_how_often_a_request_has_the_drafter_of_its_strip():
+    grid = np.array([[0, 0, 1, -1], [1, 1, 1, 0]])
+    axes, = plots.choices({"spin": grid}, ["reads", "copies"], [0, 1]).axes
+    assert axes.get_title("left") == "spin: the strip's drafter in 71% of the steps"          # 5 of 7
 
 
 def test_no_marker_of_the_places_is_cut_off():

@@ -12,6 +12,7 @@ from spin_core.lab.bench.drafters import BY_PLACE
 from spin_core.lab.distill.command import distill
 from spin_core.lab.distill.corpus import Shard
 from spin_core.lab.distill.recipes import RECIPES
+from spin_core.lab.lessons.show import say
 from spin_core.lab.results.stored import stored
 
 Curve = tuple[list[float], list[float]]
@@ -34,7 +35,7 @@ def small_run(family, name: str, folder: Path, *, answer_tokens: int, steps: int
     """The whole recipe in small: data and training. The curve begins with the drafter pruned and not trained."""
     distill(family, {name: RECIPES[name]}, folder, budget=3600, answer_tokens=answer_tokens, shard_size=shard,
             train_prompts=train_prompts, steps=steps, evaluations=3,
-            tell=lambda line: print(line.replace(f"{folder}/", "")))        # where that is differs from run to run
+            tell=lambda line: say(line.replace(f"{folder}/", "")))        # where that is differs from run to run
     log = json.loads((folder / name / f"{name}.json").read_text())["log"]
     return [e["tokens"] for e in log], [e["held_out_tokens_per_verification"] for e in log]
 

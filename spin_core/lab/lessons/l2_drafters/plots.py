@@ -34,25 +34,25 @@ def training(curves: Mapping[str, Curve], here: Mapping[str, Curve]) -> Figure:
 
 
 @styled
-def vocabulary(sizes: Sequence[int], coverage: Sequence[float], megabytes: Sequence[float], chosen: int) -> Figure:
+def vocabulary(sizes: Sequence[int], coverage: Sequence[float], megabytes: Sequence[float], chosen: int,
+               whole: float) -> Figure:
     """What a draft vocabulary of the ``sizes`` most frequent ids covers of answers, and what a drafted token reads:
-    ``megabytes`` of weights of a one-layer drafter."""
+    ``megabytes`` of weights of a one-layer drafter, ``whole`` with the target's vocabulary. The titles speak of the
+    ``chosen`` size."""
     figure, (left, right) = canvas(3.1, 1, 2)
     left.plot(sizes, coverage, color=ORANGE, marker="o")
     left.set(ylabel="share of answer tokens covered", ylim=(min(coverage) - .05, 1.01))
-    at = int(np.searchsorted(sizes, chosen))
-    left.set_title(f"{sizes[at] // 1024}k ids are {coverage[at]:.0%} of the answers' tokens")
+    at = list(sizes).index(chosen)
+    left.set_title(f"{chosen // 1024}k ids cover {coverage[at]:.0%} of the answers")
     right.plot(sizes, megabytes, color=GREY, marker="s")
     right.set(ylabel="MB of weights per drafted token", ylim=(0, None))
-    right.set_title(f"{sizes[at] // 1024}k ids read {megabytes[at] / megabytes[-1]:.0%} of what {sizes[-1] // 1024}k "
-                    "read")
+    right.set_title(f"{megabytes[at] / whole:.0%} of what the whole vocabulary reads")
     for ax in (left, right):
         ax.set_xscale("log", base=2)
         ax.set_xticks(sizes, [f"{s // 1024}k" for s in sizes])
         ax.set_xlabel("ids in the draft vocabulary")
         ax.axvline(chosen, color=BLUE, linestyle="--", linewidth=1.2)
         ax.minorticks_off()
-    left.text(chosen * 1.08, min(coverage) - .03, "shipped", color=BLUE, va="bottom")
     return figure
 
 
@@ -68,7 +68,7 @@ def fed(agreement: Mapping[str, Sequence[float]], here: Mapping[str, Sequence[fl
         if name in here and here != agreement:
             ax.plot(range(1, len(here[name]) + 1), here[name], marker, color=colour, markerfacecolor="white")
     ax.set(xlabel="place in the draft", ylabel="agreement with the target", ylim=(0, None), title=title)
-    ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1), title="hollow: this run" if here != agreement else None)
     return figure
 
 
@@ -95,7 +95,8 @@ def pool(rows: Mapping[str, Mapping], here: Mapping[str, Mapping], lookups: Coll
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.set(xlabel="cost of a draft of four tokens, in target passes", ylabel="tokens per verification", title=title)
     ax.grid(False)
-    ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1),
+              title="lines: equal speed-up" + "\nhollow: this run" * bool(here))
     return figure
 
 
@@ -115,7 +116,7 @@ def best_share(share: Mapping[str, Mapping[str, float]], counts: Mapping[str, in
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
     last = next(reversed(share))
     name = max(share[last], key=share[last].get)
-    said = f"{name} is the best for {share[last][name]:.0%} of the {last}"
+    said = f"{name} is the best for\n{share[last][name]:.0%} of the {last}"
     if last in counts:
         low, high = proportion_interval(share[last][name] * counts[last], counts[last])
         said += f" ({low:.0%} to {high:.0%})"
@@ -124,12 +125,12 @@ def best_share(share: Mapping[str, Mapping[str, float]], counts: Mapping[str, in
     at_scale.set_xticks(range(len(modelled)), list(modelled), fontsize=9)
     at_scale.legend(loc="upper left", bbox_to_anchor=(1, 1))
     part, top, data = max((part, drafter, data) for data, parts in modelled.items() for drafter, part in parts.items())
-    at_scale.set_title(f"Modelled: {top} {part:.0%} ({data})")
+    at_scale.set_title(f"Modelled, {data}:\n{top} for {part:.0%}")
     bars = beside.bar(range(len(published)), list(published.values()), .5, color=GREY)
     beside.bar_label(bars, fmt="{:.0%}")
     beside.set_xticks(range(len(published)), list(published))
     beside.set(ylim=(0, 1), xlim=(-.6, len(published) - .4),
-               title=f"Published: {max(published.values()):.0%}", xlabel="265M of five")
+               title=f"Published:\n265M for {max(published.values()):.0%}", xlabel="265M of five")
     beside.grid(False)
     return figure
 

@@ -26,22 +26,26 @@ def arm_colours(arms: Sequence[str]) -> list[str]:
 
 @styled
 def bars(goodput: Mapping[str, tuple[float, float]], ceilings: Mapping[str, float], published: Mapping[str, float],
-         here: Mapping[str, float], *, title: str) -> Figure:
+         here: Mapping[str, tuple[float, float]], *, title: str) -> Figure:
     """Goodput of policies, as multiples of plain decoding's, with half of their 95 % interval, dashed ceilings,
-    hollow marks of the reader's run, ``here``; right, what the paper says."""
+    hollow marks of the reader's run, ``here``, with theirs; right, what the paper says: the last over the first."""
     figure, (left, right) = canvas(0.32 * len(goodput) + 1.5, 1, 2, width_ratios=(2.4, 1))
     values, errors = zip(*goodput.values())
     bars = left.barh(list(goodput), values, xerr=errors, height=.66, color=[policy_colour(n) for n in goodput])
     left.bar_label(bars, [f"{value:.2f}" for value in values], label_type="center", color="white", size=9,
                    weight="bold")
-    left.plot(list(here.values()), list(here), "o", color=INK, markerfacecolor="white", label="this run")
+    for at, (name, (value, error)) in enumerate(here.items()):
+        left.errorbar(value, name, xerr=error, fmt="o", color=INK, markerfacecolor="white", elinewidth=1, capsize=2,
+                      label="this run" if not at else None)
     for style, (name, value) in zip(("--", ":", "-."), ceilings.items()):
         left.axvline(value, ls=style, color=INK, lw=1.4, label=f"{name} {value:.2f}")
     right.bar_label(right.barh(list(published), list(published.values()), height=.66, color=GREY), label_type="center",
                     color="white", weight="bold")
     left.invert_yaxis()
     left.set(xlabel="goodput, times plain decoding's", title=title)
-    right.set(xlabel="tokens per second", title="SPIN, V100s (published)", ylim=left.get_ylim())
+    (first, slow), (last, fast) = list(published.items())[0], list(published.items())[-1]
+    right.set(xlabel="tokens per second (published, V100s)", ylim=left.get_ylim(),
+              title=f"{last}: {fast / slow:.2f} times\n{first}")
     for ax in (left, right):
         ax.grid(axis="y", visible=False)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", ncols=4)
@@ -82,7 +86,7 @@ def choices(maps: Mapping[str, np.ndarray], arms: Sequence[str], best: Sequence[
     ended.
 
     ``most`` requests are drawn, evenly spread over all of them when sorted by their ``best`` drafter in hindsight,
-    which a strip on the left shows. Each panel's title says how often a request keeps its drafter from step to step.
+    which a strip on the left shows. Each panel's title says in what share of all steps a request has that drafter.
     """
     figure, axes = canvas(4.6, 1, len(maps), sharey=True, squeeze=False)
     cmap, norm = ListedColormap(["white", *arm_colours(arms)]), BoundaryNorm(np.arange(-1.5, len(arms)), len(arms) + 1)
@@ -90,13 +94,12 @@ def choices(maps: Mapping[str, np.ndarray], arms: Sequence[str], best: Sequence[
     order = np.argsort(best, kind="stable")
     order = order[np.linspace(0, len(order) - 1, min(most, len(order))).round().astype(int)]
     for ax, (name, grid) in zip(axes, maps.items()):
-        both = (grid[:, 1:] >= 0) & (grid[:, :-1] >= 0)
-        kept, steps = (grid[:, 1:] == grid[:, :-1])[both].mean(), grid.shape[1]
+        steps, like = grid.shape[1], (grid == best[:, None])[grid >= 0].mean()
         ax.pcolormesh(np.arange(steps + 1), np.arange(len(order) + 1), grid[order], cmap=cmap, norm=norm,
                       edgecolors="white", linewidth=.4)
         ax.pcolormesh([-3, -1], np.arange(len(order) + 1), best[order][:, None], cmap=cmap, norm=norm,
                       edgecolors="white")
-        ax.set(xlabel="step of the request", title=f"{name}: {kept:.0%} of the steps keep the drafter",
+        ax.set(xlabel="step of the request", title=f"{name}: the strip's drafter in {like:.0%} of the steps",
                ylim=(len(order), 0), xlim=(-3, steps), yticks=[])
         ax.grid(False)
         ax.spines[:].set_visible(False)
@@ -145,11 +148,11 @@ def live(goodput: Mapping[str, tuple[Sequence[float], Sequence[float]]],
     c.stackplot(np.linspace(0, x[-1], len(shares)), shares.T, colors=arm_colours(arms), labels=arms)
     part = shares.mean(0)
     c.set(xlabel="tokens written", ylabel="share of the drafters", ylim=(0, 1),
-          title=f"spin chose {arms[part.argmax()]}: {part.max():.0%}")
+          title=f"“{arms[part.argmax()]}” drafts {part.max():.0%}")
     a.set(title=title, ylabel="tokens per second", ylim=(0, None))
     b.set(ylabel="seconds lost against the oracle")
     if "spin" in lost:
-        b.set_title(f"spin loses {lost['spin'][1][-1]:.2f} s")
+        b.set_title(f"spin: {lost['spin'][1][-1]:.2f} s lost")
     figure.legend(handles=[*a.get_lines()[:len(goodput)], *c.collections], loc="outside lower left", ncols=5,
                   fontsize=9)
     return figure

@@ -24,10 +24,10 @@ def story(requests: int, shift: bool, explore: int, first: int, prior: float, ca
     share = runs["spin"].goodput / oracle.goodput
     lost = {n: lesson.seconds_lost(r, oracle) for n, r in runs.items()}
     rates = {n: w[:2] for n, w in windows.items()}
-    setting = (f"{requests} requests{', which shift in the middle' * shift}; steps: explore {explore}, first epoch "
-               f"{first}, prior {prior:g}; places: {capacity}")
+    setting = (f"{requests} requests{', the second half code' * shift}; explore {explore} steps, first epoch {first}, "
+               f"prior {prior:g}; {capacity} places")
     return plots.live(rates, lost, windows["spin"][2], runs["spin"].arms, half,
-                      title=f"spin has {share:.0%} of the oracle", setting=setting), rates
+                      title=f"spin: {share:.0%} of the oracle's goodput", setting=setting), rates
 
 
 def replayed(requests: int = 48) -> Panel:

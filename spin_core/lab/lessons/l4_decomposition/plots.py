@@ -10,8 +10,7 @@ from matplotlib.patches import Patch
 
 from spin_core.decompose.plan import Piece, Plan
 from spin_core.lab.lessons.look import (
-    BLUE, GREEN, GREY, INK, LIGHT, ORANGE, PURPLE, RED, SKY, WIDTH, canvas, headline, logarithmic, stretch, styled,
-    tint)
+    BLUE, GREEN, GREY, INK, LIGHT, ORANGE, PURPLE, RED, SKY, WIDTH, canvas, logarithmic, stretch, styled, tint)
 
 REQUESTS = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED)      # colours of requests; they repeat
 TALLEST = 6.5                                           # inches, of a picture of rows
@@ -55,7 +54,8 @@ def packing_and_costs(shown: Plan, cheapest: Plan, asked: int) -> Figure:
     ax.plot([shown.width], [shown.seconds * 1e6], **RING,
             label=f"shown: {shown.width} keys, {shown.seconds * 1e6:.0f} us")
     ax.set(xlabel="keys in the widest piece", ylabel="predicted us per layer", xlim=(0, None),
-           ylim=(0, 1.1e6 * max(cheapest.considered.values())), title="narrow: copies and merging; wide: padding")
+           ylim=(0, 1.1e6 * max(cheapest.considered.values())),
+           title=f"Cheapest at {cheapest.width} keys: narrower pieces copy queries, wider ones pad")
     ax.legend()
     return figure
 
@@ -65,12 +65,10 @@ def _rows(figure: FigureBase, made: Plan, height: float, title: str | None) -> N
     rows = [(piece, pool.width, pool.queries) for pool in made.pools for piece in pool.pieces]
     rows += [(Piece(b, 0, made.lengths[b]), made.lengths[b], made.q_lens[b]) for b in made.unpooled]
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1, 8))
-    owners = dict.fromkeys(piece.request for piece, _, _ in rows)
-    colours = {b: REQUESTS[i % len(REQUESTS)] for i, b in enumerate(owners)}
     seen: set[int] = set()
     edge = 0.5 if height > 0.05 else 0.0                # an edge would hide a row that is thinner
     for y, (piece, width, queries) in enumerate(rows):
-        colour = colours[piece.request]
+        colour = REQUESTS[piece.request % len(REQUESTS)]
         _bar(right, y, 0, piece.size, colour, edge=edge)
         _bar(right, y, piece.size, width - piece.size, None, edge=edge)
         if height > 0.11:
@@ -85,7 +83,7 @@ def _rows(figure: FigureBase, made: Plan, height: float, title: str | None) -> N
     left.set(xlim=(0, tallest * 1.1), xlabel="queries", ylabel="rows computed")
     share = made.kv_touched / made.kv_true if made.kv_true else 1.0
     right.set_title(title or f"{made.strategy}: {len(rows)} rows, {share:.2f} times the keys needed")
-    figure.legend(handles=[Patch(facecolor=REQUESTS[0], label="a request (its number)"),
+    figure.legend(handles=[Patch(facecolor=REQUESTS[0], label="a request" + " (its number)" * (height > 0.11)),
                            Patch(facecolor=REQUESTS[0], alpha=0.3, label="copy of its queries"),
                            Patch(facecolor="white", edgecolor=GREY, hatch="////", label="padding")],
                   loc="outside lower center", ncols=3)
@@ -152,7 +150,7 @@ def verify_latency(by_batch: Mapping[int, Mapping[str, float]], by_skew: Mapping
     """
     high = 2 + len(elsewhere) // 2
     figure, grid = canvas(3.7 * high, high, 2, width_ratios=(1, 1.25))
-    headline(figure, title)
+    figure.suptitle(title, x=0.01, ha="left", size=11, weight="bold")
     _dots(grid[0, 0], by_batch, "requests in the batch", f"measured: {here}, Alpaca-like")
     _dots(grid[0, 1], by_skew, "skew of lengths", f"measured: {here}, batch {max(by_batch)}")
     for panel, (there, skews) in zip(grid.flat[3:], elsewhere.items()):
@@ -164,7 +162,7 @@ def verify_latency(by_batch: Mapping[int, Mapping[str, float]], by_skew: Mapping
             at = i + (j - (len(times) - 1) / 2) * 0.3
             bar = ax.bar(at, time, 0.27, color=WAYS[way][0])
             ax.bar_label(bar, fmt="%.0f", size=8.5)
-    ax.set(xticks=range(len(whole)), xticklabels=[kind.replace(", ", ",\n") for kind in whole],
+    ax.set(xticks=range(len(whole)), xticklabels=[kind.replace(", ", ",\n").replace(": ", ":\n") for kind in whole],
            ylabel="ms, whole verification", title="Alpaca, batch 16", xlim=(-0.6, len(whole) - 0.4))
     ax.margins(y=0.12)
     ax.grid(axis="x", visible=False)

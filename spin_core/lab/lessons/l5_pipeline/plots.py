@@ -84,7 +84,7 @@ def microbatches(goodput: Mapping[int | str, Mapping], modelled: Mapping[str, Ma
              xticks=x, xticklabels=shown)
     left.grid(axis="x", visible=False)
     best = max(counts, key=lambda c: goodput[c]["goodput"])
-    left.set_title(f"Of the fixed numbers {best} is the fastest")
+    left.set_title(f"The fastest fixed number: {best}")
     for (name, line), colour, dash in zip(modelled.items(), (BLUE, SKY, ORANGE, GREY), ("-", "-.", "--", ":")):
         right.plot(list(line), list(line.values()), dash, color=colour, label=f"modelled: {name}")
     filled = HOLLOW | {"color": GREEN, "markerfacecolor": GREEN}
@@ -99,7 +99,7 @@ def microbatches(goodput: Mapping[int | str, Mapping], modelled: Mapping[str, Ma
     right.set_ylim(bottom=0)
     legend_below(figure, right, ncols=4)
     most = max((c for c in counts if c in published), default=1)
-    right.set_title(f"{most} over taking turns: measured {goodput[most]['goodput'] / goodput['off']['goodput']:.2f}, "
+    right.set_title(f"{most} micro-batches: measured {goodput[most]['goodput'] / goodput['off']['goodput']:.2f}, "
                     f"published {published[most]:.2f}" if most > 1 else "A single micro-batch gains nothing")
     return figure
 
@@ -120,5 +120,6 @@ def heuristic(climb: Sequence[Decision], source: str) -> Figure:
         ax.annotate(f"{rate:,.0f}", (count, rate), (10, -14), textcoords="offset points", size=9.5)
     ax.set(xlabel=f"micro-batches ({source})", ylabel="verified requests per second", ylim=(0, max(rates) * 1.25),
            xlim=(min(counts) - 0.4, max(counts) + 0.6), xticks=counts)
-    ax.set_title(f"Where it pays it climbs: {last.count} chosen, {last.throughput[last.count] / rates[0]:.2f}× of one")
+    ax.set_title(f"The heuristic climbs to {last.count}, {last.throughput[last.count] / rates[0]:.2f} times as fast as "
+                 f"{counts[0]}")
     return figure

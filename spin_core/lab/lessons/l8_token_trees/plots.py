@@ -127,7 +127,7 @@ def trials(found: Sequence[Trial], shown: int, title: str) -> Figure:
                 f"u = {one.u:.2f}, p/q = {one.p[one.token] / one.q[one.token]:.2f}\n{fate}")
         axes.text(0.5, 0.97, said, transform=axes.transAxes, ha="center", va="top", color=colour, fontsize=9.5)
     row[0].set_ylabel("probability")
-    figure.legend(handles=[Patch(facecolor=BLUE, label="p"), Patch(facecolor=SKY, label="left of p"),
+    figure.legend(handles=[Patch(facecolor=BLUE, label="p"), Patch(facecolor=SKY, label="residual: what is left of p"),
                            Patch(facecolor=tint(Q_COLOUR, 0.8), label="q of the child")], loc="outside lower center",
                   ncols=3)
     return figure
@@ -135,9 +135,9 @@ def trials(found: Sequence[Trial], shown: int, title: str) -> Figure:
 
 @styled
 def width(nodes: Sequence[int], expected: Mapping[str, Mapping[str, Sequence[float]]],
-          points: Mapping[int, float]) -> Figure:
+          points: Mapping[int, float], chain: tuple[int, float]) -> Figure:
     """Tokens per verification by the number of nodes: a panel for each of ``expected``, a line for each way in it.
-    ``points``: measured ones of the last panel's best tree."""
+    ``points``: measured ones of the last panel's best tree; ``chain``: nodes and tokens of a measured chain."""
     figure, ((*row,),) = canvas(3.8, 1, len(expected), sharey=True, squeeze=False)
     for axes, (name, ways) in zip(row, expected.items()):
         for (way, tokens), (colour, marker) in zip(ways.items(), ((GREY, "o"), (GREEN, "s"))):
@@ -145,8 +145,10 @@ def width(nodes: Sequence[int], expected: Mapping[str, Mapping[str, Sequence[flo
         gain = max(ways["best tree"]) / max(ways["chain"])
         axes.set(title=f"{name.replace(': ', chr(10), 1)}\nthe best tree: {gain:.2f} times a chain",
                  xlabel="drafted nodes", ylim=(1, None))
-    row[-1].plot(list(points), list(points.values()), "*", color=BLUE, markersize=13, label="measured")
-    row[-1].legend(loc="upper left")
+    row[-1].plot(*chain, "*", color=GREY, markersize=13, label="chain, measured")
+    row[-1].plot(list(points), list(points.values()), "*", color=GREEN, markersize=13, label="best tree, measured")
+    row[-1].set_title(f"{row[-1].get_title('left')}, measured {max(points.values()) / chain[1]:.2f}")
+    row[-1].legend(loc="upper left", ncols=2)
     row[0].set_ylabel("tokens per verification")
     return figure
 
@@ -165,10 +167,10 @@ def tables(match: Mapping[str, Mapping[str, Sequence[Estimate]]], tau: Mapping[s
             mine = here[0][way].get(name, ())
             above.plot(range(1, len(mine) + 1), [one.value for one in mine], **HOLLOW | {"color": SERIES[i][0]})
         best = max(match[way].values(), key=lambda rates: rates[-1].value)
-        above.set(title=f"{way}: the first is right {best[0].value:.0%}, one of {len(best)} {best[-1].value:.0%}",
+        above.set(title=f"{way}: first guess right {best[0].value:.0%}, one of {len(best)} {best[-1].value:.0%}",
                   xlabel="k", xticks=range(1, 6), ylim=(0, 1.02))
         widths = sorted(tau[way])
-        _line(below, widths, [tau[way][w] for w in widths], 0, "trees, measured")
+        _line(below, widths, [tau[way][w] for w in widths], 0, f"{next(iter(match[way]))}, measured")
         below.plot(list(here[1][way]), [one.value for one in here[1][way].values()], label="this run",
                    **HOLLOW | {"color": SERIES[0][0]})
         for panel, known in ((above, dict(enumerate(published_match[way], 1))), (below, published_tau[way])):
@@ -194,8 +196,8 @@ def _line(axes: Axes, x: Sequence, values: Sequence[Estimate], number: int, labe
 
 @styled
 def latency(cost: Mapping[int, Mapping[int, float]]) -> Figure:
-    """``cost[batch][width]``: milliseconds per token and request. One map; in each row the fastest width is framed, and
-    numbers are relative to width 1."""
+    """``cost[batch][width]``: milliseconds per token and request, one map. In each row the fastest width is framed; red
+    is slower than the first width."""
     batches, widths = list(cost), list(next(iter(cost.values())))
     relative = np.array([[cost[b][w] / cost[b][widths[0]] for w in widths] for b in batches])
     figure, axes = canvas(1.5 + 0.5 * len(batches))
@@ -203,8 +205,8 @@ def latency(cost: Mapping[int, Mapping[int, float]]) -> Figure:
     axes.imshow(1 - relative, cmap=LinearSegmentedColormap.from_list("", [tint(RED, 0.6), "white", tint(GREEN, 0.6)]),
                 vmin=-spread, vmax=spread, aspect="auto")
     for i, row in enumerate(relative):
-        for j, value in enumerate(row):
-            axes.text(j, i, f"{value:.2f}\n{cost[batches[i]][widths[j]]:.0f} ms", ha="center", va="center", fontsize=9)
+        for j in range(len(row)):
+            axes.text(j, i, f"{cost[batches[i]][widths[j]]:.0f} ms", ha="center", va="center", fontsize=9)
         axes.add_patch(Rectangle((row.argmin() - 0.49, i - 0.47), 0.98, 0.94, fill=False, edgecolor=INK, linewidth=2.2))
     axes.set(xticks=range(len(widths)), xticklabels=widths, yticks=range(len(batches)), yticklabels=batches,
              xlabel="children at the third level", ylabel="requests served at once",

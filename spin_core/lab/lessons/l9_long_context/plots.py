@@ -37,8 +37,8 @@ def multipliers(settings: Mapping[str, tuple[Mapping[str, float], Mapping[str, f
     for (label, values), colour, marker in zip(ratios.items(), (GREEN, RED), "os"):
         right.plot(contexts, values, marker=marker, color=colour, label=label, markersize=5)
     one(right)
-    right.set(ylabel="SPIRe over MagicDec", title=f"At {contexts[-1]:,} tokens: "
-              + " or ".join(f"{values[-1]:.2f}" for values in ratios.values()))
+    right.set(ylabel="SPIRe over MagicDec", title=f"{' or '.join(f'{values[-1]:.2f}' for values in ratios.values())} of "
+              f"MagicDec at {contexts[-1]:,} tokens")
     _by_context(right, contexts)
     right.legend()
     return figure
@@ -76,7 +76,7 @@ def roofline(passes: Mapping[str, tuple[float, float, float]], gains: Mapping[st
 def costs(contexts: Sequence[int], by_batch: Mapping[int, Mapping[str, Sequence[float]]]) -> Figure:
     """MagicDec's three quantities by context, a line per batch: keys "draft", "verify", "multiplier"."""
     figure, panels = canvas(3.5, 1, 3)
-    titles = {"draft": ("Drafting falls to {:.2f}", min), "verify": ("Verifying: at most {:.2f}", max),
+    titles = {"draft": ("Drafting falls to {:.2f}", min), "verify": ("Verifying falls to {:.2f}", min),
               "multiplier": ("Throughput: up to {:.2f}", max)}
     labels = {"draft": "a drafted token over a plain pass", "verify": "a verification over a plain pass",
               "multiplier": "throughput over plain decoding"}
@@ -97,15 +97,15 @@ def ladder(published: Mapping[str, tuple[float, float]], ours: Mapping[str, floa
     """SPIRe's ablation: published tau and modelled throughput by rung, and ``ours``, tokens per verification of
     drafters trained here (empty: none has been recorded)."""
     figure, panels = canvas(3.7, 1, 3 if ours else 2, sharey=True)
-    columns = [("Tokens per verification", [t for t, _ in published.values()], PUBLISHED, "published"),
-               ("Throughput over plain", [g for _, g in published.values()], dict(color=tint(GREEN, .85)),
-                "modelled, B 64, L 512")]
+    columns = [("tokens per verification,\npublished", [t for t, _ in published.values()], PUBLISHED),
+               ("throughput over plain,\nmodelled, B 64, L 512", [g for _, g in published.values()],
+                dict(color=tint(GREEN, .85)))]
     if ours:
-        columns.append(("Tokens per verification", [ours.get(r, np.nan) for r in published],
-                        dict(color=tint(BLUE, .85)), "measured, our family"))
-    for panel, (what, values, style, kind) in zip(panels, columns):
+        columns.append(("tokens per verification,\nmeasured, our family", [ours.get(r, np.nan) for r in published],
+                        dict(color=tint(BLUE, .85))))
+    for panel, (what, values, style) in zip(panels, columns):
         bars(panel, list(published), values, **style)
-        panel.set(xlabel=f"{what}\n{kind}", title=f"{np.nanmin(values):.2f} to {np.nanmax(values):.2f}")
+        panel.set_title(what)
     gains = {rung: gain for rung, (_, gain) in published.items()}
     worst = min(gains, key=gains.get)
     headline(figure, f"The largest loss, {worst}: {gains[worst]:.2f} of plain decoding in place of "
@@ -166,16 +166,16 @@ def acceptance(rows: Sequence[Mapping], bar: float, here: Sequence[Mapping] = ()
             panel.text(0.02 * bar if key == "acceptance" else 0.08, at, f"{row[key]:.2f}", va="center", size=9,
                        color=INK, weight="bold")
         panel.grid(axis="y", visible=False)
-    left.axvline(bar, color=INK, linewidth=1, linestyle=":", label=f"our bar: {bar:g}, documents, half of the context")
+    left.axvline(bar, color=INK, linewidth=1, linestyle=":", label=f"our aim for documents, half of the context: {bar:g}")
     left.set(yticks=y, yticklabels=[f"{texts}{', sampled' * (decoding == 'sampled')}: sees {window}"
                                     + (" of it" if "/" in window else " tokens")
                                     for texts, window, decoding in map(_setting, rows)],
              ylim=(y[-1] + .6, -.6), xlim=(0, 1.05), xlabel="accepted, of the tested tokens (measured)")
     half = [row["acceptance"] for row in rows if _setting(row)[1:] == ("1/2", "greedy")] or [0.0]
-    left.set_title(f"Half of the context: {min(half):.0%} to {max(half):.0%}")
+    left.set_title(f"Seeing half: {min(half):.0%} to {max(half):.0%} accepted")
     taus = [row["tokens_per_verification"] for row in rows]
     right.set(xlabel="tokens per verification (measured, gamma 4)", xlim=(0, 5.2),
-              title=f"{min(taus):.2f} to {max(taus):.2f} tokens")
+              title=f"{min(taus):.2f} to {max(taus):.2f} of at most 5 tokens")
     legend_below(figure, ncols=2)
     return figure
 
