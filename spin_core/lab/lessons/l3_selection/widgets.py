@@ -27,7 +27,7 @@ def story(requests: int, shift: bool, explore: int, first: int, prior: float, ca
     setting = (f"{requests} requests{', the second half code' * shift}; explore {explore} steps, first epoch {first}, "
                f"prior {prior:g}; {capacity} places")
     return plots.live(rates, lost, windows["spin"][2], runs["spin"].arms, half,
-                      title=f"spin: {share:.0%} of the oracle's goodput", setting=setting), rates
+                      title=f"spin: {share:.0%} of the oracle", setting=setting), rates
 
 
 def replayed(requests: int = 48) -> Panel:

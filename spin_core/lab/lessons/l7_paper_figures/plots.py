@@ -292,7 +292,7 @@ def verifications(seconds: Mapping[str, Mapping[str, Mapping[int, float]]], publ
             panel.plot([batch], [1e3 * published[way]], **STAR | {"color": colour}, label=f"published, {way}")
         logarithmic(panel, "x", list(next(iter(ways.values()))))
         logarithmic(panel, "y")
-        panel.set_title(f"{name}: padded takes\n{ways['padded'][batch] / published['padded']:.2f} of the published", size=10)
+        panel.set_title(f"{name}:\npadded: {ways['padded'][batch] / published['padded']:.2f} of the published", size=10)
     for panel in panels[::across]:
         panel.set_ylabel("ms")
     for panel in panels[len(seconds) - across:]:
