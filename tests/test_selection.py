@@ -616,6 +616,21 @@ def test_a_drafter_that_hangs_is_given_up_after_a_while(cancel, monkeypatch):
     assert_served(engine, requests)
 
 
+def test_a_step_does_not_wait_for_a_thread_that_was_given_up(monkeypatch):
+    monkeypatch.setattr(catchup, "PATIENCE", 0.05)
+    go = threading.Event()
+    catch_ups = catchup.CatchUps(catchup.Worker())
+    slow = types.SimpleNamespace(is_lookup=False, catch_up=lambda requests, stopped: go.wait(60))
+    catch_ups.start("slow", slow, [])
+    while not catch_ups.jobs[0].hung:
+        time.sleep(0.01)
+    began = time.monotonic()
+    job, = catch_ups.collect()
+    assert isinstance(job.error, TimeoutError) and time.monotonic() - began < 3
+    go.set()
+    catch_ups.close()
+
+
 def test_the_worker_ends_with_its_engine():
     def workers() -> int:
         return sum(t.name == "spin-catch-up" for t in threading.enumerate())

@@ -1,7 +1,7 @@
 """Fast switching (SPIN, arXiv 2503.15921): a drafter reads a text beside the others' work, before it drafts for it.
 
 A job is one catch-up of one drafter for some requests. It works on snapshots of them, and on cache slots that nothing
-else touches meanwhile: the engine lets no request draft with a drafter that is still reading its text.
+else touches: no request drafts with a drafter that is still reading its text.
 """
 
 import functools
@@ -72,7 +72,7 @@ class Worker:
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-        self.restart([])
+        self._thread = self._begin_thread()
 
     def submit(self, job: Job) -> None:
         if self._stream is None:
@@ -83,11 +83,14 @@ class Worker:
 
     def restart(self, jobs: list[Job]) -> None:
         """A new thread, beside one that hangs: it gets what the other has not begun of ``jobs``."""
-        # one core: the target's pass needs the others more
-        begin = (lambda: None) if self._stream else functools.partial(set_own_threads, 1)
-        self._thread = WorkerThread("spin-catch-up", begin)
+        self._thread.abandon()
+        self._thread = self._begin_thread()
         for job in jobs:
             self.submit(job)
+
+    def _begin_thread(self) -> WorkerThread:
+        # one core: the target's pass needs the others more
+        return WorkerThread("spin-catch-up", (lambda: None) if self._stream else functools.partial(set_own_threads, 1))
 
     def close(self) -> None:
         self._thread.close()
