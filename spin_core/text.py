@@ -62,6 +62,8 @@ class OutputText:
 def special_stops(tokenizer, stop: Sequence[str]) -> set[int]:
     """The ids of the special tokens among the stop strings: a decoded text leaves them out, so they end a request as
     tokens. ValueError for a stop string that holds a special token beside other text, which can never be found."""
+    if not stop:
+        return set()        # of a large tokenizer the list of special tokens takes a while
     special = {token.content: i for i, token in getattr(tokenizer, "added_tokens_decoder", {}).items() if token.special}
     for string in stop:
         if string not in special and (parts := [name for name in special if name in string]):

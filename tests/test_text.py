@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from spin_core.text import INCOMPLETE, OutputText
+from spin_core.text import INCOMPLETE, OutputText, special_stops
 
 BYTES = [f"<0x{i:02X}>" for i in range(256)]
 WORDS = ["\u2581", "\u2581cat", "cat", "\u2581sky", "z", "d", "\u2581\u2581", "."]
@@ -146,3 +146,15 @@ def test_special_tokens_are_no_text(name):
     for token in [5, 1, 1, 5, 0]:
         text.extend([token])
     assert text.text == tokenizer.decode([0, 4, 5, 1, 1, 5, 0])[len(tokenizer.decode([0, 4])):]
+
+
+def test_special_tokens_are_listed_for_stop_strings_only():
+    """It happens at every submission, and the list of a large tokenizer takes a while."""
+    class Tokenizer:
+        @property
+        def added_tokens_decoder(self):
+            raise AssertionError("asked")
+
+    assert special_stops(Tokenizer(), ()) == set()
+    with pytest.raises(AssertionError, match="asked"):
+        special_stops(Tokenizer(), ("end",))
