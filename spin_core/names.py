@@ -1,8 +1,10 @@
-"""Modules that are loaded when something of theirs is asked for: the laboratory's rivals, and Triton's kernels."""
+"""Modules that are loaded when something of theirs is asked for: the laboratory's, and Triton's kernels."""
 
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 
 @cache
@@ -19,3 +21,13 @@ def kernels(module: str) -> ModuleType | None:
         return import_module(module)
     except ImportError:
         return None
+
+
+def moved(module: str, where: str, *names: str) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a ``module`` whose ``names`` are the laboratory's now, in ``where``."""
+    def find(name: str) -> Any:
+        if name in names:
+            return getattr(import_module(where), name)
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return find

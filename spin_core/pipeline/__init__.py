@@ -7,16 +7,18 @@ mode for launch-bound devices. To change when steps run, touch ``micro_batches.p
 :mod:`spin_core.step`.
 """
 
+from spin_core.names import moved
 from spin_core.pipeline.executor import (
     CudaStreams, Executor, Flight, Sequential, StageTimeout, Threads, make_executor,
 )
 from spin_core.pipeline.grouping import Item, split
 from spin_core.pipeline.heuristic import Decision, Heuristic, Load
-from spin_core.pipeline.reference import simulate
-from spin_core.pipeline.schedule import DRAFT, STAGES, VERIFY, Schedule, Span
+from spin_core.pipeline.reference import DRAFT, STAGES, VERIFY, Span
 
 __all__ = [
-    "DRAFT", "STAGES", "VERIFY", "CudaStreams", "Decision", "Executor", "Flight",
-    "Heuristic", "Item", "Load", "Schedule", "Sequential", "Span", "StageTimeout", "Threads",
-    "make_executor", "simulate", "split",
+    "DRAFT", "STAGES", "VERIFY", "CudaStreams", "Decision", "Executor", "Flight", "Heuristic", "Item", "Load",
+    "Sequential", "Span", "StageTimeout", "Threads", "make_executor", "split",
 ]
+
+
+__getattr__ = moved(__name__, "spin_core.lab.schedule", "Schedule", "simulate")

@@ -1,16 +1,12 @@
 """Executors: how the two stages of a flight are run. Each gives the same results; only the times differ.
 
-A *flight* is one micro-batch's way through both stages: ``draft()``, then ``verify(draft)``. Flights are launched
-in order, each stage serves them in that order, one at a time. :class:`Sequential` runs a flight to its end as soon as
-it is launched; :class:`Threads` gives each stage a thread, so that one flight is verified while the next is drafted;
-:class:`CudaStreams` moreover gives each thread a CUDA stream. An executor has one owner: the thread that launches.
+A *flight* is one micro-batch's way through both stages: ``draft()``, then ``verify(draft)``. Each stage serves flights
+one at a time, in the order of their launch. :class:`Sequential` runs a flight at once; :class:`Threads` gives each
+stage a thread, so that one flight is verified while the next is drafted; :class:`CudaStreams` also gives each thread a
+CUDA stream. An executor has one owner: the thread that launches.
 
-What is known of threads and torch on a CPU (``python -m spin_core bench pipeline`` measures the first point):
-
-* torch releases Python's interpreter lock inside its operators, so two threads compute side by side. Between operators
-  they take turns: of operators that last microseconds nothing is gained.
-* A number of cores can be set for one thread alone (:func:`spin_core.runtime.workers.set_own_threads`), so every
-  worker sets its own share when it starts.
+Torch releases Python's interpreter lock inside its operators, so two threads compute side by side; between operators
+they take turns, so nothing is gained from operators that last microseconds (``python -m spin_core bench pipeline``).
 """
 
 import functools
@@ -23,7 +19,7 @@ from typing import Any
 
 import torch
 
-from spin_core.pipeline.schedule import DRAFT, STAGES, VERIFY
+from spin_core.pipeline.reference import DRAFT, STAGES, VERIFY
 from spin_core.runtime.workers import WorkerThread, set_own_threads
 
 LIMIT = 600.0           # seconds that a wait may take
@@ -154,14 +150,12 @@ class Threads(Executor):
 class CudaStreams(Threads):
     """:class:`Threads` whose stages compute on CUDA streams of their own.
 
-    Streams alone would not do: a drafter asks the device after every token whether its logits are finite, and a thread
-    that waits for an answer launches nothing. With a thread per stage only that stage waits.
+    A thread per stage, too: a drafter asks the device after every token whether its logits are finite, and a thread
+    that waits for an answer launches nothing. ``draft_device``: the drafters', if it is not the target's ``device``.
+    Events keep the order between streams: verifying waits for its draft, the owner's stream for the verdict
+    (:meth:`Flight.result`), and drafting for what the owner's stream held at launch, the group's last verdict among it.
 
-    ``device`` is the target's, ``draft_device`` the drafters' where they have one of their own. Events keep the order
-    between streams: verifying waits for its draft; the owner's stream for the verdict it takes
-    (:meth:`Flight.result`); drafting for what the owner's stream held at launch, and so for the group's last verdict.
-
-    Raises RuntimeError without CUDA; :func:`make_executor` takes threads then.
+    Raises RuntimeError without CUDA.
     """
 
     def __init__(self, device: torch.device | str = "cuda", draft_device: torch.device | str | None = None,

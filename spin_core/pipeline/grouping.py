@@ -29,10 +29,14 @@ class Item:
 
 def balanced(items: Sequence[Item], count: int) -> Groups:
     """Longest first, each to the group that it burdens least: Graham's LPT rule, over both stages."""
-    weigh = weigher(items)
+    draft, verify = totals(items)
     groups: Groups = [[] for _ in range(count)]
-    for i in sorted(range(len(items)), key=lambda i: -weigh([i])):
-        min(groups, key=lambda group: weigh([*group, i])).append(i)
+    sums = [(0.0, 0.0)] * count         # what a group has so far, of both stages: adding it up anew takes a square
+    for i in sorted(range(len(items)), key=lambda i: -max(items[i].draft / draft, items[i].verify / verify)):
+        more = [(d + items[i].draft, v + items[i].verify) for d, v in sums]
+        least = min(range(count), key=lambda g: max(more[g][0] / draft, more[g][1] / verify))
+        groups[least].append(i)
+        sums[least] = more[least]
     return groups
 
 
@@ -66,11 +70,8 @@ def johnson(groups: Groups, items: Sequence[Item]) -> Groups:
     First the groups that draft faster than they verify, quickest draft first: verification begins early. Then the
     others, longest verification first: the last one to be verified is short.
     """
-    def times(group: list[int]) -> tuple[float, float]:
-        return sum(items[i].draft for i in group), sum(items[i].verify for i in group)
-
     def key(group: list[int]) -> tuple[int, float]:
-        draft, verify = times(group)
+        draft, verify = sum(items[i].draft for i in group), sum(items[i].verify for i in group)
         return (0, draft) if draft < verify else (1, -verify)
 
     return sorted(groups, key=key)
@@ -90,5 +91,10 @@ def heaviest(groups: Groups, items: Sequence[Item]) -> float:
 
 def weigher(items: Sequence[Item]) -> Callable[[Sequence[int]], float]:
     """What a group weighs: the larger of its shares of all drafting and of all verifying."""
-    draft, verify = sum(item.draft for item in items) or 1.0, sum(item.verify for item in items) or 1.0
+    draft, verify = totals(items)
     return lambda group: max(sum(items[i].draft for i in group) / draft, sum(items[i].verify for i in group) / verify)
+
+
+def totals(items: Sequence[Item]) -> tuple[float, float]:
+    """All drafting and all verifying; 1 where there is none."""
+    return sum(item.draft for item in items) or 1.0, sum(item.verify for item in items) or 1.0

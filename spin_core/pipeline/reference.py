@@ -11,11 +11,28 @@ for. The code that serves (:mod:`spin_core.pipeline.micro_batches`) keeps this s
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from spin_core.pipeline.schedule import DRAFT, STAGES, VERIFY, Schedule, Span
+DRAFT, VERIFY = "draft", "verify"
+STAGES = (DRAFT, VERIFY)
 
 
-def simulate(draft: Sequence[float], verify: Sequence[float], rounds: int = 1, *, overlap: bool = True) -> Schedule:
+@dataclass(frozen=True)
+class Span:
+    """One stage at work for one group: from ``start`` to ``end``, in seconds."""
+
+    stage: str
+    group: int
+    round: int
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+def spans(draft: Sequence[float], verify: Sequence[float], rounds: int = 1, *, overlap: bool = True) -> list[Span]:
     """The schedule of ``rounds`` rounds over groups whose stages take ``draft[i]`` and ``verify[i]`` seconds.
 
     ``overlap`` False is the sequential executor: nothing starts before all that came before has ended.
@@ -26,12 +43,12 @@ def simulate(draft: Sequence[float], verify: Sequence[float], rounds: int = 1, *
         raise ValueError("simulate: times must be finite and not negative, and there must be at least one round")
     free = dict.fromkeys(STAGES, 0.0)           # when each stage can take on more
     committed = [0.0] * len(draft)              # when each group's last verification was done
-    spans = []
+    out = []
     for r in range(rounds):
         for i, (d, v) in enumerate(zip(draft, verify)):
             start = max(free[DRAFT] if overlap else max(free.values()), committed[i])
             drafted = free[DRAFT] = start + d
             begin = max(free[VERIFY], drafted)
             committed[i] = free[VERIFY] = begin + v
-            spans += [Span(DRAFT, i, r, start, drafted), Span(VERIFY, i, r, begin, committed[i])]
-    return Schedule(spans)
+            out += [Span(DRAFT, i, r, start, drafted), Span(VERIFY, i, r, begin, committed[i])]
+    return out

@@ -9,10 +9,10 @@ import time
 import pytest
 import torch
 
+from spin_core.lab.schedule import DRAFT, STAGES, VERIFY, Span
 from spin_core.pipeline.executor import (
     CudaStreams, Sequential, StageTimeout, Threads, core_shares, make_executor,
 )
-from spin_core.pipeline.schedule import DRAFT, STAGES, VERIFY, Span
 
 EXECUTORS = [Sequential, lambda: Threads((1, 1), limit=20)]
 

@@ -7,9 +7,9 @@ import itertools
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from spin_core.lab.schedule import simulate
 from spin_core.names import load_rivals
-from spin_core.pipeline.grouping import NAMES, Item, heaviest, join, johnson, split
-from spin_core.pipeline.reference import simulate
+from spin_core.pipeline.grouping import NAMES, Item, balanced, heaviest, join, johnson, split, weigher
 
 load_rivals()           # now: within a test it would take longer than hypothesis allows
 ITEMS = st.lists(st.builds(Item, st.sampled_from("abc"), st.integers(1, 500), st.floats(0.1, 5), st.floats(0.1, 5)),
@@ -32,6 +32,35 @@ def test_balanced_keeps_grahams_bound(seconds, count):
     best = min(max(sum(s for s, g in zip(seconds, groups_of) if g == k) for k in range(count))
                for groups_of in itertools.product(range(count), repeat=len(seconds)))
     assert longest <= best * (4 / 3 - 1 / (3 * count)) + 1e-9
+
+
+@settings(deadline=None)
+@given(ITEMS, st.integers(1, 6))
+def test_balanced_is_the_rule_with_every_group_added_up_anew(items, count):
+    weigh, groups = weigher(items), [[] for _ in range(count)]
+    for i in sorted(range(len(items)), key=lambda i: -weigh([i])):
+        min(groups, key=lambda group: weigh([*group, i])).append(i)
+    assert balanced(items, count) == groups
+
+
+def test_a_request_costs_as_much_to_place_in_a_large_batch():
+    """It happens at every step: 64 requests are looked at four times as often as 16, not sixteen times."""
+    looked = []
+
+    class Watched:
+        verify = 1.0
+
+        @property
+        def draft(self) -> float:
+            looked.append(self)
+            return 1.0
+
+    counts = []
+    for batch in (16, 64):
+        looked.clear()
+        balanced([Watched() for _ in range(batch)], 4)
+        counts.append(len(looked))
+    assert counts[1] <= 5 * counts[0]
 
 
 def test_balanced_looks_at_both_stages():

@@ -9,10 +9,9 @@ import tiny
 from hypothesis import given, strategies as st
 
 from spin_core.engine import Engine
+from spin_core.lab.schedule import DRAFT, STAGES, VERIFY, Schedule, Span, simulate
 from spin_core.lab.simulate.micro_batches import split_time, steady
 from spin_core.pipeline.executor import Executor
-from spin_core.pipeline.reference import simulate
-from spin_core.pipeline.schedule import DRAFT, STAGES, VERIFY, Schedule, Span
 from spin_core.request import SamplingParams
 
 TIMES = st.lists(st.tuples(st.floats(0.01, 5), st.floats(0.01, 5)), min_size=1, max_size=6)

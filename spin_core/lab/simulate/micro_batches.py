@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from spin_core.lab.schedule import VERIFY, simulate
 from spin_core.lab.simulate.checks import finite, within
-from spin_core.pipeline.reference import simulate
-from spin_core.pipeline.schedule import VERIFY
 
 
 def split_time(seconds: float, fixed: float, shares: Iterable[float]) -> list[float]:

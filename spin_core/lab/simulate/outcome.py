@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from numpy import ndarray
 
+from spin_core.lab.schedule import DRAFT, VERIFY, Schedule, Span
 from spin_core.pipeline.heuristic import Decision
-from spin_core.pipeline.schedule import DRAFT, VERIFY, Schedule, Span
 
 STEP_FIELDS = ("start", "drafted", "begin", "end", "size", "rows", "needed", "touched", "emitted", "draft", "group")
 

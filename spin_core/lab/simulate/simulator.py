@@ -25,8 +25,8 @@ from numbers import Integral
 import numpy as np
 from numpy import ndarray
 
+from spin_core.lab.schedule import VERIFY
 from spin_core.pipeline.heuristic import Heuristic, Load
-from spin_core.pipeline.schedule import VERIFY
 from spin_core.select.base import NONE, Outcome, RequestView, Scored, Selector
 from spin_core.select.costs import AffineCost, shares
 from spin_core.lab.simulate.recording import Recording

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from spin_core.pipeline.schedule import DRAFT, VERIFY, Schedule, Span
+from spin_core.lab.schedule import DRAFT, VERIFY, Schedule, Span
 from spin_core.trace import Event
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spin_core.pipeline.schedule import DRAFT, VERIFY
+from spin_core.lab.schedule import DRAFT, VERIFY
 from spin_core.select import make
 from spin_core.lab.simulate.replay import replay
 from spin_core.lab.simulate.acceptance import recording

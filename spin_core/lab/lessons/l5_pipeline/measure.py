@@ -5,8 +5,8 @@ from pathlib import Path
 
 from spin_core.lab.bench.pipeline import Stage
 from spin_core.lab.results.stored import newest
+from spin_core.lab.schedule import simulate
 from spin_core.lab.simulate.micro_batches import split_time, steady
-from spin_core.pipeline.reference import simulate
 
 
 def stored_counts(directory: str | Path | None = None) -> tuple[dict, dict[int, tuple[Stage, Stage]], dict] | None:

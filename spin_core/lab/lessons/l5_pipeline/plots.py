@@ -9,8 +9,8 @@ from matplotlib.patches import Patch
 
 from spin_core.lab.lessons.look import (
     BLUE, GREEN, GREY, HOLLOW, INK, ORANGE, RED, SKY, canvas, legend_below, styled, tint)
+from spin_core.lab.schedule import DRAFT, STAGES, VERIFY, Schedule
 from spin_core.pipeline.heuristic import Decision
-from spin_core.pipeline.schedule import DRAFT, STAGES, VERIFY, Schedule
 
 COLOURS = {DRAFT: ORANGE, VERIFY: BLUE}
 

@@ -5,10 +5,9 @@ from matplotlib.figure import Figure
 from spin_core.engine import Engine
 from spin_core.lab.lessons.l5_pipeline import plots
 from spin_core.lab.lessons.panel import Panel, button, slider
+from spin_core.lab.schedule import Schedule, simulate
 from spin_core.lab.simulate.micro_batches import split_time
 from spin_core.lab.simulate.timeline import last_run, replay as schedule_of
-from spin_core.pipeline.reference import simulate
-from spin_core.pipeline.schedule import Schedule
 
 ROUNDS = 3
 

@@ -14,8 +14,8 @@ from spin_core.engine import Engine
 from spin_core.lab.lessons import look
 from spin_core.lab.lessons.l7_paper_figures import plots
 from spin_core.lab.lessons.panel import ROW, Work, menu, said, slider, whole_label
+from spin_core.lab.schedule import STAGES
 from spin_core.lab.simulate.timeline import replay
-from spin_core.pipeline.schedule import STAGES
 from spin_core.request import SamplingParams
 from spin_core.select.assigner import make_selector
 from spin_core.workloads import NAMES as WORKLOADS, load_workload

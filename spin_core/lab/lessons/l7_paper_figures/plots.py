@@ -11,11 +11,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from spin_core.pipeline.schedule import STAGES, Schedule
 from spin_core.lab.lessons.look import (
     BLUE, GREEN, GREY, INK, LIGHT, ORANGE, PUBLISHED, PURPLE, RED, SKY, bars, canvas, headline, legend_below,
     logarithmic, one, stretch, styled, tint)
 from spin_core.lab.lessons.l5_pipeline.plots import lane
+from spin_core.lab.schedule import STAGES, Schedule
 
 SYSTEMS = {"vanilla": ORANGE, "best fixed drafter": SKY, "SPIN": GREEN}
 SETS = [(BLUE, "o"), (RED, "s"), (GREEN, "^"), (PURPLE, "D")]

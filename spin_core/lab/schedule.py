@@ -1,24 +1,16 @@
-"""Spans of time on two stages, and what can be read off them: bubbles, shares, overlap efficiency."""
+"""Spans of time on the pipeline's two stages, and what can be read off them: bubbles, shares, overlap efficiency."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-DRAFT, VERIFY = "draft", "verify"
-STAGES = (DRAFT, VERIFY)
+from spin_core.pipeline.reference import DRAFT, STAGES, VERIFY, Span, spans
+
+__all__ = ["DRAFT", "STAGES", "VERIFY", "Schedule", "Span", "simulate"]
 
 
-@dataclass(frozen=True)
-class Span:
-    """One stage at work for one group: from ``start`` to ``end``, in seconds."""
-
-    stage: str
-    group: int
-    round: int
-    start: float
-    end: float
-
-    @property
-    def seconds(self) -> float:
-        return self.end - self.start
+def simulate(draft: Sequence[float], verify: Sequence[float], rounds: int = 1, *, overlap: bool = True) -> "Schedule":
+    """The schedule of the reference (:func:`spin_core.pipeline.reference.spans`)."""
+    return Schedule(spans(draft, verify, rounds, overlap=overlap))
 
 
 @dataclass
