@@ -1,15 +1,16 @@
 """How a ragged batch is cut up for attention: whole requests, or pieces packed into rectangles.
 
-A request attends ``length`` keys with ``q_len`` queries. A padded batch is as wide as its longest request; SPIN
-(arXiv 2503.15921) cuts long requests into pieces of similar width instead, R(W) = sum_i ceil(l_i / W) of them, with
-an indicator M [B, R] that says which request a piece belongs to. Narrow pieces waste few keys and values, but every
-piece needs its own copy of its request's queries and the pieces' results have to be merged. :func:`plan` weighs
-the two with a device's measured costs.
+A request attends ``length`` keys with ``q_len`` queries. A padded batch is as wide as its longest request; SPIN (arXiv
+2503.15921) cuts long requests into pieces of similar width instead, R(W) = sum_i ceil(l_i / W) of them, with an
+indicator M [B, R] that says which request a piece belongs to. Narrow pieces waste few keys and values, but every piece
+needs its own copy of its request's queries and the pieces' results have to be merged. :func:`plan` weighs the two with
+a device's measured costs.
 """
 
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import NamedTuple
 
 import numpy as np
@@ -101,27 +102,7 @@ class Plan:
 
     def describe(self) -> str:
         """The plan in words, and why."""
-        lines = [f"{self.strategy}: {len(self.lengths)} requests, {self.kv_true} keys for {sum(self.q_lens)} queries"]
-        for pool in self.pools:
-            requests = len(pool.requests)
-            padding = 1 - sum(p.size for p in pool.pieces) / (pool.width * len(pool.pieces))
-            lines.append(f"  {len(pool.pieces)} pieces of {requests} request{'s' * (requests > 1)}, {pool.width} keys "
-                         f"wide, {padding:.0%} of them padding; {pool.queries} queries in each")
-        if self.unpooled:
-            lines.append(f"  {len(self.unpooled)} request{'s' * (len(self.unpooled) > 1)} read whole, where "
-                         f"{'they are' if len(self.unpooled) > 1 else 'it is'} ({_some(self.unpooled)})")
-        if self.kv_true:
-            lines.append(f"  keys touched: {self.kv_touched}, {self.kv_touched / self.kv_true:.2f} times those needed; "
-                         f"a padded batch would touch {max(self.lengths) * len(self.lengths)}")
-            lines.append(f"  queries touched: {self.q_touched}, {self.q_touched / sum(self.q_lens):.2f} times those "
-                         "given")
-        if self.seconds is not None:
-            lines.append(f"  predicted: {self.seconds * 1e6:.0f} us per layer")
-        if len(self.considered) > 1:
-            best, worst = min(self.considered.values()), max(self.considered.values())
-            lines.append(f"  {len(self.considered)} widths weighed, {min(self.considered)} to {max(self.considered)} "
-                         f"keys: {best * 1e6:.0f} to {worst * 1e6:.0f} us")
-        return "\n".join(lines)
+        return import_module("spin_core.lab.plans").describe(self)
 
 
 def plan(lengths: Sequence[int], q_lens: Sequence[int], strategy: str = "auto", *, costs: Costs | None = None,
@@ -187,14 +168,7 @@ def _grouped(lengths, q_lens, small, large) -> Plan:
     return Plan("grouped", lengths, q_lens, pools, large + single)
 
 
-def cheapest_width(lengths: np.ndarray, queries: int, costs: Costs) -> int:
-    """The width of the plan that "decomposed" makes for requests of ``lengths [B]`` keys and at most ``queries <=
-    LARGE`` queries: the same search, without the pieces."""
-    cuts = _cuts(lengths, _candidates(lengths))
-    return int(cuts.wide[costs.whole_pool(cuts.pieces, cuts.merged, cuts.wide, queries).argmin()])
-
-
-class _Cuts(NamedTuple):
+class Cuts(NamedTuple):
     """What a batch is cut into, by width: pieces of every request ``counts [B, C]``, of all together ``pieces [C]``,
     of those in several ``merged [C]``, and the keys in the widest ``wide [C]``."""
 
@@ -204,19 +178,19 @@ class _Cuts(NamedTuple):
     wide: np.ndarray
 
 
-def _cuts(lengths: np.ndarray, widths: np.ndarray) -> _Cuts:
+def cuts_of(lengths: np.ndarray, widths: np.ndarray) -> Cuts:
     """Requests of ``lengths [B]`` keys, cut to ``widths [C]``."""
     keys = lengths[:, None].astype(float)       # divide faster than integers, and no less exactly: quotients are small
     counts = np.ceil(keys / widths)
     pieces, whole = counts.sum(0), np.sort(lengths).searchsorted(widths, "right")
-    return _Cuts(counts, pieces, pieces - whole, np.ceil((keys / counts).max(0)).astype(int))
+    return Cuts(counts, pieces, pieces - whole, np.ceil((keys / counts).max(0)).astype(int))
 
 
 def _decomposed(lengths, q_lens, small, large, costs, width, may_stay=False) -> Plan:
     """Cut the ``small`` requests. With ``may_stay`` those that are cheaper unpooled stay so."""
     ls, qs = np.array([lengths[b] for b in small]), np.array([q_lens[b] for b in small])
-    widths = np.array([width]) if width else _candidates(ls)
-    cuts = _cuts(ls, widths)
+    widths = np.array([width]) if width else candidates(ls)
+    cuts = cuts_of(ls, widths)
     considered: dict[int, float] = {}
     staying = np.zeros(len(small), dtype=bool)
     if costs is None:
@@ -236,7 +210,7 @@ def _decomposed(lengths, q_lens, small, large, costs, width, may_stay=False) -> 
     return priced(Plan("decomposed", lengths, q_lens, pools, unpooled, None, considered), costs)
 
 
-def _weighed(costs, cuts: _Cuts, ls, qs, large: bool, may_stay: bool) -> tuple[np.ndarray, np.ndarray]:
+def _weighed(costs, cuts: Cuts, ls, qs, large: bool, may_stay: bool) -> tuple[np.ndarray, np.ndarray]:
     """Seconds ``[C]`` of a step by width, and which of the requests stay unpooled ``[B, C]``.
 
     ``large``: there are unpooled requests in any case. With ``may_stay`` so are those that cost more in the pool, if
@@ -254,7 +228,7 @@ def _weighed(costs, cuts: _Cuts, ls, qs, large: bool, may_stay: bool) -> tuple[n
     return np.minimum(total, fewer), leaves & (fewer < total)
 
 
-def _candidates(lengths: np.ndarray) -> np.ndarray:
+def candidates(lengths: np.ndarray) -> np.ndarray:
     """Widths worth weighing, rising: between two of them some request would only get more padding.
 
     The best width is one that cuts some request evenly: ceil(l / n).
@@ -292,7 +266,3 @@ def _check(lengths, q_lens, strategy, width, max_len) -> None:
             raise ValueError(f"plan: request {b} has {q} queries among {length} keys; in-flight tokens count as keys")
         if max_len is not None and length > max_len:
             raise ValueError(f"plan: request {b} attends {length} keys, but the cache holds {max_len}")
-
-
-def _some(numbers: Sequence[int], most: int = 8) -> str:
-    return ", ".join(map(str, numbers[:most])) + (", ..." if len(numbers) > most else "")

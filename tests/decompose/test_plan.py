@@ -13,7 +13,8 @@ from ragged_cases import COSTS
 from spin_core.decompose import STRATEGIES, Plan, plan
 from spin_core.decompose.calibrate import fit
 from spin_core.decompose.costs import FIELDS, Costs, Heads, features
-from spin_core.decompose.plan import LARGE, MARGIN, NARROWEST, cheapest_width, cut
+from spin_core.decompose.plan import LARGE, MARGIN, NARROWEST, cut
+from spin_core.lab.plans import cheapest_width
 
 BATCHES = st.lists(st.tuples(st.integers(0, 700), st.integers(0, 20)), min_size=1, max_size=12)
 SKEWED = [1200] + [90, 100, 110, 95, 105] * 3

@@ -23,7 +23,7 @@ import numpy as np
 from numpy import ndarray
 
 from spin_core.decompose.costs import Costs
-from spin_core.decompose.plan import cheapest_width
+from spin_core.lab.plans import cheapest_width
 from spin_core.lab.simulate.checks import finite, whole
 from spin_core.lab.simulate.recording import Passes
 from spin_core.lab.simulate.profiles import BYTES, KERNELS, Hardware, Model
