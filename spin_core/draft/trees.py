@@ -25,16 +25,16 @@ class TreeDrafter(EnsembleDrafter):
     """Proposes token trees grown by ``members``, model drafters and lookups, each in the given ``shape``; equal paths
     are merged into one (the union of the tries), and every node keeps the names of its proposers.
 
-    ``budget``: nodes of a tree at most. ``max_len``: room of a request in the target's cache; a tree that would not
-    fit is cut. Lookups propose one chain as deep as the shape. While trees are verified, their nodes take memory on
-    top of the engine's ``kv_tokens``. Drafts are :class:`Tree`. Raises ValueError for impossible members, drawings and
-    budgets.
+    ``budget``: nodes of a tree at most. ``max_len``: room of a request in the target's cache; ``most``: nodes that the
+    target reads, and takes back, at once. A tree that would not fit is cut. Lookups propose one chain as deep as the
+    shape. While trees are verified, their nodes take memory on top of the engine's ``kv_tokens``. Drafts are
+    :class:`Tree`. Raises ValueError for impossible members, drawings and budgets.
     """
 
     max_context = 2**31
 
     def __init__(self, members: list[Drafter], shape: Shape, drawing: str = "without_replacement",
-                 budget: int = LARGEST, *, max_len: int, vocab_size: int) -> None:
+                 budget: int = LARGEST, *, max_len: int, vocab_size: int, most: int = LARGEST) -> None:
         if drawing not in DRAWINGS:
             check_way(drawing)          # explains known mistakes
         wrong = [m.name for m in members if not (isinstance(m, ModelDrafter) or m.is_lookup) or
@@ -49,7 +49,7 @@ class TreeDrafter(EnsembleDrafter):
         self.members, self.shape, self.drawing, self.budget = members, shape, drawing, budget
         self.name = PREFIX + ":".join([",".join(m.name for m in members), str(shape), drawing,
                                        *([str(budget)] if budget < LARGEST else [])])
-        self.max_len, self.vocab_size, self.widest = max_len, vocab_size, widest
+        self.max_len, self.vocab_size, self.most, self.widest = max_len, vocab_size, most, widest
         self.gamma = shape.depth
         self.is_lookup = all(m.is_lookup for m in members)
         self.catch_up_threshold = min((m.catch_up_threshold for m in members if not m.is_lookup),
@@ -57,7 +57,7 @@ class TreeDrafter(EnsembleDrafter):
 
     def propose(self, requests: list[Request], counts: list[int]) -> Tree:
         """Trees at most ``counts[b]`` deep behind each request's committed text."""
-        room = [min(self.budget, self.max_len - r.length) for r in requests]
+        room = [min(self.budget, self.most, self.max_len - r.length) for r in requests]
         parts, qs = [], []
         for i, member in enumerate(self.members):
             if isinstance(member, ModelDrafter):
@@ -73,12 +73,9 @@ class TreeDrafter(EnsembleDrafter):
             qs.append(q)
         probs, first, ids = _together(qs, [getattr(m, "ids", None) for m in self.members], self.vocab_size)
         way = "independent" if self.drawing == "naive" else self.drawing
+        device = next((m.runner.device for m in self.members if isinstance(m, ModelDrafter)), torch.device("cpu"))
         merged = [merge([part[b] for part in parts], first, room[b]) for b in range(len(requests))]
-        return _pack(merged, probs, ids, way, tuple(m.name for m in self.members), self._device)
-
-    @property
-    def _device(self) -> torch.device:
-        return next((m.runner.device for m in self.members if isinstance(m, ModelDrafter)), torch.device("cpu"))
+        return _pack(merged, probs, ids, way, tuple(m.name for m in self.members), device)
 
     def available(self, request: Request, most: int) -> int:
         return super().available(request, min(most, self.shape.depth))
@@ -156,4 +153,5 @@ def from_name(name: str, context: BuildContext) -> Drafter | None:
     if rest:
         raise ValueError(f"{name!r} has too many fields: {':'.join(rest)}")
     return TreeDrafter([context.build(member) for member in names.split(",")], parse(shape), drawing, budget,
-                       max_len=context.max_len, vocab_size=context.family.vocab_size)
+                       max_len=context.max_len, vocab_size=context.family.vocab_size,
+                       most=getattr(context.target, "longest_draft", LARGEST))

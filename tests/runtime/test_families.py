@@ -88,6 +88,18 @@ def test_drafters_of_other_families_draft_with_windows_of_their_own(monkeypatch)
         assert ring == (64 if name == "gpt2" else 8 + 4 + 20)
 
 
+def test_a_tree_is_cut_to_what_a_targets_rings_take():
+    """They take back 64 tokens, however many more would fit into the text."""
+    target = families.build("mistral")
+    drafters = {"near": zoo.DraftModel("near", families.near(target), None, families.CONTEXT)}
+    family = families._Tiny("tiny", target, None, drafters, families.PAD, (), families.CONTEXT, dtype=torch.float64)
+    engine = Engine(family, "tree:near:3,3,3,3", max_batch=2, max_len=128, prefill_chunk=5)
+    requests = engine.generate(families.PROMPTS, SamplingParams(max_new_tokens=families.TOKENS))
+    assert [r.output_ids for r in requests] == [families.library_text(target, prompt) for prompt in families.PROMPTS]
+    assert not engine.retired
+    assert max(len(e.drafted) for e in engine.trace.events) == engine.target.longest_draft == 64
+
+
 def test_drafters_that_read_states_need_ragged_batches():
     with pytest.raises(NotImplementedError,
                        match="cannot run on ragged batches, which a drafter that reads the target's "
