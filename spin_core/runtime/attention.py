@@ -2,9 +2,8 @@
 
 Transformers lets a caller register an attention function under a name. Ours stores the new keys and values in a
 :class:`SlotCache` and attends each request over its own entries. The model's code runs as it is, or layer by layer as
-a :class:`spin_core.runtime.block.Block` that computes the same; its own cache objects are not used. The description of
-the batch travels as the extra keyword ``ragged``, which most models hand through to every layer; for those that do not,
-:func:`serving` keeps it, per thread, while the pass runs. So one model can serve several caches. How a batch is
+a :class:`spin_core.runtime.block.Block` that computes the same; its own cache objects are not used. :func:`serving`
+keeps the description of the batch, per thread, while a pass runs: so one model can serve several caches. How a batch is
 attended (request by request, padded, in pieces) is the business of :mod:`spin_core.decompose`.
 """
 
@@ -53,29 +52,28 @@ class Ragged:
 
 
 def ragged_attention(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask=None, *,
-                     scaling: float | None = None, ragged: Ragged | None = None, **options) -> tuple[Tensor, None]:
+                     scaling: float | None = None, **options) -> tuple[Tensor, None]:
     """Attention of one layer: ``query [1, heads, N, head_dim]``, ``key`` and ``value`` with the kv heads.
 
     Returns ``[1, N, heads, head_dim]``, contiguous as the library's own functions do. What ``options`` ask for is known
     since the model was loaded (:mod:`spin_core.runtime.layers`).
     """
-    ragged = at_hand(ragged)
-    if ragged is None:
-        raise RuntimeError(f"{type(module).__name__} was not told of the batch: this copy of the model runs only "
-                           "through its ModelRunner")
-    out = ragged.attend(module.layer_idx, query[0], key[0].transpose(0, 1), value[0].transpose(0, 1),
-                        query.shape[3] ** -0.5 if scaling is None else scaling)
+    out = current().attend(module.layer_idx, query[0], key[0].transpose(0, 1), value[0].transpose(0, 1),
+                           query.shape[3] ** -0.5 if scaling is None else scaling)
     return out.contiguous().unsqueeze(0), None
 
 
-def at_hand(ragged: Ragged | None) -> Ragged | None:
-    """The batch that a layer was handed, or the one that is served in this thread."""
-    return ragged or getattr(_current, "ragged", None)
+def current() -> Ragged:
+    """What the pass that runs in this thread serves. Raises RuntimeError where none does."""
+    ragged = getattr(_current, "ragged", None)
+    if ragged is None:
+        raise RuntimeError("this copy of the model runs only through its ModelRunner")
+    return ragged
 
 
 @contextmanager
 def serving(ragged: Ragged) -> Iterator[None]:
-    """Layers that are not handed the batch find it here, in this thread, while a pass runs."""
+    """Let the layers of a pass that runs in this thread find what it serves."""
     _current.ragged = ragged
     try:
         yield

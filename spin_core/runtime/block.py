@@ -1,15 +1,15 @@
 """A decoder layer of Llama's kind in half of the operations that the model library spends on it.
 
-A pass over a few rows is a thousand small operations between the products, and on a CPU each has costs beside its few
-numbers: together they took as long as the products themselves. Layers that read the same input are multiplied at once,
-queries and keys are rotated at once, a norm takes four operations instead of six, and a residual is added by the
-product before it. The numbers are the library's up to rounding.
+A pass over a few rows is a thousand small operations between the products, which together took as long as the products.
+Here layers that read the same input are multiplied at once, queries and keys are rotated at once, a norm takes four
+operations instead of six, and a residual is added by the product before it. The numbers are the library's up to
+rounding.
 """
 
 import torch
 from torch import Tensor, nn
 
-from spin_core.runtime.attention import Ragged
+from spin_core.runtime.attention import current, serving
 from spin_core.runtime.linear import Product, packable
 
 PARTS = {"": {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"},
@@ -35,17 +35,17 @@ class Block:
         self.heads = attention.q_proj.out_features // self.dim
         self.turned = self.heads + attention.k_proj.out_features // self.dim      # heads with a rotary embedding
 
-    def __call__(self, x: Tensor, *, position_embeddings: tuple[Tensor, Tensor], ragged: Ragged, **options) -> Tensor:
+    def __call__(self, x: Tensor, *, position_embeddings: tuple[Tensor, Tensor], **options) -> Tensor:
         """``x [1, N, hidden]`` -> the same shape; ``position_embeddings``, cosines and sines ``[1, N, head_dim]``."""
-        return self.finish(x, norm(x, *self.norms[0]), position_embeddings, ragged)
+        return self.finish(x, norm(x, *self.norms[0]), position_embeddings)
 
-    def finish(self, x: Tensor, read: Tensor, position_embeddings: tuple[Tensor, Tensor], ragged: Ragged) -> Tensor:
+    def finish(self, x: Tensor, read: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> Tensor:
         """The layer's output from its residual stream ``x`` and what its attention reads ``[1, N, width]``."""
         tokens = x.shape[1]
         mixed = self.qkv(read).view(tokens, -1, self.dim)
         turned = _rotate(mixed[:, :self.turned], *position_embeddings)
-        seen = ragged.attend(self.index, turned[:, :self.heads].transpose(0, 1), turned[:, self.heads:],
-                             mixed[:, self.turned:], self.scale)
+        seen = current().attend(self.index, turned[:, :self.heads].transpose(0, 1), turned[:, self.heads:],
+                                mixed[:, self.turned:], self.scale)
         x = self.out(seen.reshape(1, tokens, -1), add=x)
         gate, up = self.gate_up(norm(x, *self.norms[1])).chunk(2, -1)
         return self.down(self.act(gate).mul_(up), add=x)
@@ -115,8 +115,9 @@ def _tried(layer: nn.Module) -> Block | None:
         width, dim = layer.self_attn.q_proj.in_features, block.dim
         generator = torch.Generator().manual_seed(0)
         x, cos, sin = (torch.randn(1, 3, size, generator=generator) for size in (width, dim, dim))
-        expected = layer(x, attention_mask=None, position_embeddings=(cos, sin), ragged=_Echo())
-        ours = block(x, position_embeddings=(cos, sin), ragged=_Echo())
+        with serving(_Echo()):
+            expected = layer(x, attention_mask=None, position_embeddings=(cos, sin))
+            ours = block(x, position_embeddings=(cos, sin))
         alike = bool((ours - expected).abs().max() <= 1e-5 * expected.abs().max())
     except Exception:       # it lacks what a block reads, attends in another way, or needs to know more
         return None
@@ -131,7 +132,8 @@ def _rotates_parts(layer: nn.Module, x: Tensor, cos: Tensor, sin: Tensor) -> boo
     """Does the layer take a narrower rotary embedding, for a part of each head?"""
     half = cos.shape[2] // 2
     try:
-        layer(x, attention_mask=None, position_embeddings=(cos[..., :half], sin[..., :half]), ragged=_Echo())
+        with serving(_Echo()):
+            layer(x, attention_mask=None, position_embeddings=(cos[..., :half], sin[..., :half]))
     except Exception:
         return False
     return True

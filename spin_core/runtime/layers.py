@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from spin_core.decompose.needs import LayerNeeds, Sight
-from spin_core.runtime.attention import at_hand, serving
+from spin_core.runtime.attention import current, serving
 
 NAME = "spin_core_survey"
 # options of an attention call that change its result, beside sliding_window, softcap and s_aux
@@ -47,10 +47,10 @@ class _Notes:
 
 
 class _Rule:
-    """Stands where a mask would: the library's own rule of which token sees which."""
+    """Stands where a mask would: the library's own rule of which token sees which (``mask_function``)."""
 
-    def __init__(self, visible: Callable, size: int | None) -> None:
-        self.visible, self.size = visible, size
+    def __init__(self, *args, mask_function: Callable, local_size: int | None = None, **more) -> None:
+        self.visible, self.size = mask_function, local_size
 
     def __getattr__(self, name: str):
         raise NotImplementedError("it works on the library's masks itself")
@@ -68,19 +68,15 @@ class _Rule:
         raise NotImplementedError(f"{where} sees its past by a rule that is neither causal, a window nor chunks")
 
 
-def _take_notes(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask=None, *, ragged=None,
+def _take_notes(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask=None,
                 **options) -> tuple[Tensor, None]:
-    at_hand(ragged).note(module, query, key, value, attention_mask, options)
+    current().note(module, query, key, value, attention_mask, options)
     group = query.shape[1] // value.shape[1]
     return value.repeat_interleave(group, 1).transpose(1, 2).contiguous(), None
 
 
-def _rule(*args, mask_function: Callable, local_size: int | None = None, **more) -> _Rule:
-    return _Rule(mask_function, local_size)
-
-
 AttentionInterface.register(NAME, _take_notes)
-AttentionMaskInterface.register(NAME, _rule)
+AttentionMaskInterface.register(NAME, _Rule)
 
 
 @torch.inference_mode()
@@ -95,7 +91,7 @@ def survey(model: PreTrainedModel, max_len: int) -> dict[int, LayerNeeds]:
     tokens = torch.arange(6, device=model.device)[None] % model.get_input_embeddings().weight.shape[0]
     with serving(notes):
         model(input_ids=tokens[:, :max_len], position_ids=torch.arange(6, device=model.device)[None, :max_len],
-              use_cache=False, ragged=notes)
+              use_cache=False)
     if not notes.layers:
         raise NotImplementedError("no layer attends through the library's registry")
     return notes.layers

@@ -15,7 +15,7 @@ from spin_core.decompose.strategies import Attention
 from spin_core.kv.batch import RaggedBatch
 from spin_core.kv.cache import SlotCache
 from spin_core.kv.ring import RingCache, Window
-from spin_core.runtime.attention import Ragged, attach, serving
+from spin_core.runtime.attention import Ragged, attach, current, serving
 from spin_core.runtime.block import fuse_layers
 from spin_core.runtime.check import (LENGTH, TOLERANCE, WIDTH, Contradiction, difference, own_logits, refuse_forgetful,
                                      refuse_parts)
@@ -68,9 +68,9 @@ class Prepared:
             special[layer] = steps[key], needs
         ragged = Ragged(batch, plain if isinstance(self.cache, RingCache) else self.cache, plain, special)
         with serving(ragged):
+            keep = torch.tensor(rows, dtype=torch.int64, device=batch.tokens.device)
             logits = self.model(input_ids=batch.tokens[None], position_ids=batch.positions[None], use_cache=False,
-                                logits_to_keep=torch.tensor(rows, dtype=torch.int64, device=batch.tokens.device),
-                                ragged=ragged, **inputs).logits[0]
+                                logits_to_keep=keep, **inputs).logits[0]
         if len(ragged.layers) < len(self.needs):    # the others saw one long sequence, across all requests
             raise NotImplementedError(f"only {len(ragged.layers)} of {len(self.needs)} layers attend through the "
                                       "library's registry")
@@ -215,8 +215,8 @@ def record_states(model: PreTrainedModel, slots: int, max_len: int, layers: tupl
     states = torch.zeros(slots, max_len, hidden * (1 + len(layers)), dtype=model.dtype, device=model.device)
     inputs: dict[int, Tensor] = {}
 
-    def write(body, args, kwargs, output) -> None:
-        batch = kwargs["ragged"].batch
+    def write(body, args, output) -> None:
+        batch = current().batch
         own = model.carried(output) if hasattr(model, "carried") else output.last_hidden_state
         kept = torch.cat([own, *(inputs.pop(layer) for layer in layers)], -1) if layers else own
         states[batch.slot_of, batch.entry_of] = kept[0]
@@ -224,5 +224,5 @@ def record_states(model: PreTrainedModel, slots: int, max_len: int, layers: tupl
     for layer in layers:
         part = body.layers[layer] if layer < len(body.layers) else body.norm
         part.register_forward_pre_hook(lambda module, args, layer=layer: inputs.update({layer: args[0]}))
-    body.register_forward_hook(write, with_kwargs=True)
+    body.register_forward_hook(write)
     return states

@@ -1,12 +1,10 @@
 """EAGLE-3 heads: one layer that drafts from three of the target's states (Li et al., arXiv 2503.01840).
 
-The states that enter a low, a middle and a high layer of the target tell more than the last state alone. ``fc`` fuses
-them into one. The head's first layer reads, side by side, the embedding of a token and the fused state of the token
-before it, each with a norm of its own, so its query, key and value projections are twice as wide as usual; its residual
-stream is the state alone. Behind the verified text the head reads its own states, taken before its last norm, in place
-of fused ones. It proposes tokens of a reduced vocabulary.
-
-A head reads a text from its second token on: the first has no state before it. Entry i of its cache is token i + 1.
+``fc`` fuses the states that enter a low, a middle and a high layer of the target. The head's first layer reads, side by
+side, the embedding of a token and the fused state of the token before it, each with a norm of its own, so its query,
+key and value projections are twice as wide as usual; its residual stream is the state alone. Behind the verified text
+the head reads its own states, taken before its last norm. It proposes tokens of a reduced vocabulary, and reads a text
+from its second token on, the first that has a state before it: entry i of its cache is token i + 1.
 """
 
 import torch
@@ -59,10 +57,10 @@ class Eagle3Block(Block):
         self.hidden_norm = layer.hidden_norm.weight, torch.full((1, 1, 1), layer.hidden_norm.variance_epsilon)
         self.norm_before_residual = layer.norm_before_residual
 
-    def __call__(self, x: Tensor, embedded: Tensor, *, position_embeddings, ragged, **options) -> Tensor:
+    def __call__(self, x: Tensor, embedded: Tensor, *, position_embeddings, **options) -> Tensor:
         normed = norm(x, *self.hidden_norm)
         return self.finish(normed if self.norm_before_residual else x,
-                           torch.cat([norm(embedded, *self.norms[0]), normed], -1), position_embeddings, ragged)
+                           torch.cat([norm(embedded, *self.norms[0]), normed], -1), position_embeddings)
 
 
 class Eagle3Body(LlamaModel):
