@@ -1,10 +1,9 @@
 """CUDA graphs for passes that are bound by launches: a drafter's next token, the verification of a few short drafts.
 
-Such a pass computes for microseconds what takes milliseconds to launch, operator by operator; two streams have nothing
-to overlap then but two queues of launches. A captured pass is launched as a whole. A graph has fixed shapes and reads
-fixed memory, so a pass is fitted into a bucket: B requests, T rows for each (those with fewer are padded), L cache
-entries to attend to. What differs from pass to pass (tokens, positions, slots, prefixes) is copied into the graph's
-inputs before it is replayed.
+Such a pass computes for microseconds what takes milliseconds to launch, operator by operator; a captured pass is
+launched as a whole. A graph has fixed shapes and reads fixed memory, so a pass is fitted into a bucket: B requests, T
+rows for each (those with fewer are padded), L cache entries to attend to. Tokens, positions, slots and prefixes are
+copied into the graph's inputs before it is replayed.
 
 Padding rows write their keys behind what their request holds: stale entries, which are never read. Entries that were
 never written may hold anything, even NaN, so they are blanked before they are multiplied by a weight of zero.
@@ -64,10 +63,9 @@ class _Bucket:
 
     def compute(self) -> Tensor:
         more = {} if self.states is None else {"states": self.states}
-        ragged = Ragged(self, self.runner.cache, self)
-        with serving(ragged):
+        with serving(Ragged(self, self.runner.cache, self)):
             return self.runner.model(input_ids=self.numbers[0][None], position_ids=self.numbers[1][None],
-                                     use_cache=False, logits_to_keep=self.keep, ragged=ragged, **more).logits[0]
+                                     use_cache=False, logits_to_keep=self.keep, **more).logits[0]
 
     def replay(self, pool) -> Tensor:
         """The same by the graph, which is captured first where there is none."""
@@ -116,24 +114,17 @@ class Graphs:
         if self.failed or not slots or wide is None or min(counts) < 1 or len(slots) > MOST_REQUESTS or \
                 len({*slots}) < len(slots) or max(prefix) + wide > cache.max_len:
             return None
-        length = min(cache.max_len, max(SHORTEST, 1 << (max(prefix) + wide - 1).bit_length()))
-        bucket = self._bucket(len(slots), wide, length, len(slots) * wide, states)
-        starts = torch.tensor([0, *counts]).cumsum(0)[:-1]
+        device, number = self.runner.device, torch.tensor(counts)[:, None]
         # padding repeats the request's last token: which row of the pass each row of the bucket stands for
-        source = (starts[:, None] + torch.arange(wide).minimum(torch.tensor(counts)[:, None] - 1)).flatten()
-        entries = (torch.tensor(prefix)[:, None] + torch.arange(wide)).flatten()
-        tokens = torch.as_tensor(tokens, dtype=torch.int64, device=self.runner.device)
-        places = torch.stack([entries, torch.tensor(slots).repeat_interleave(wide), entries]).to(self.runner.device)
-        bucket.numbers[0].copy_(tokens[source.to(tokens.device)])
-        bucket.numbers[1:].copy_(places)
-        if states is not None:
-            bucket.states.copy_(states[:, source.to(states.device)])
-        logits = self._run(bucket)
+        source = (number.cumsum(0) - number + torch.arange(wide).minimum(number - 1)).to(device)
+        tokens = torch.as_tensor(tokens, dtype=torch.int64, device=device)[source]
+        slot, first = torch.tensor([slots, prefix], device=device)
+        logits = self.resident(tokens, slot, first, max(prefix), torch.arange(tokens.numel(), device=device),
+                               None if states is None else states[0, source])
         wanted = [b * wide + t for b, count in enumerate(counts) for t in range(count)]
-        out = logits.index_select(0, torch.tensor([wanted[r] for r in rows], dtype=torch.int64, device=logits.device))
-        for slot, count in zip(slots, counts):
-            cache.lengths[slot] += count
-        return out[:, :self.runner.vocab_size]
+        for s, count in zip(slots, counts):
+            cache.lengths[s] += count
+        return logits.index_select(0, torch.tensor([wanted[r] for r in rows], dtype=torch.int64, device=device))
 
     @torch.inference_mode()
     def resident(self, tokens: Tensor, slots: Tensor, first: Tensor, most: int, keep: Tensor,
