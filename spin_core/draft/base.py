@@ -65,11 +65,14 @@ class Draft:
 
     def distribution(self, token: int, row: int, vocab: int) -> Tensor:
         """``[vocab]``: the q in ``row`` that ``token`` was drawn from, before a tree's siblings are left out."""
-        if row < 0:
-            return torch.nn.functional.one_hot(torch.tensor(token, device=self.tokens.device), vocab).float()
-        if self.ids is None:
+        if row >= 0 and self.ids is None:
             return self.probs[row]
-        return self.probs.new_zeros(vocab).index_copy_(0, self.ids, self.probs[row])
+        q = torch.zeros(vocab, device=self.tokens.device, dtype=None if self.probs is None else self.probs.dtype)
+        if row < 0:
+            q[token] = 1
+        else:
+            q[self.ids] = self.probs[row]
+        return q
 
     def to(self, device: torch.device | str) -> "Draft":
         """The same draft on ``device``, the verifier's."""
@@ -98,12 +101,11 @@ def never_stopped() -> bool:
 class Drafter(ABC):
     """Proposes tokens for requests. One instance serves all requests of one engine; it may keep state per slot.
 
-    A drafter holds, per slot, some prefix of the request's committed sequence. It reads whatever is missing at the
-    next ``propose``, in one parallel pass. Starting a request, taking it over from another drafter, and catching up
-    after every drafted token was accepted are therefore the same case.
-
-    ``catch_up`` only reads, ahead of time. It may run in another thread beside ``propose`` and ``rollback`` for other
-    slots, so it may touch only what belongs to the slots of its requests.
+    A drafter holds, per slot, some prefix of the request's committed sequence, and reads what is missing at the next
+    ``propose``, in one parallel pass: starting a request, taking it over from another drafter, and catching up after
+    every drafted token was accepted are the same case. ``catch_up`` only reads, ahead of time. It may run in another
+    thread beside ``propose`` and ``rollback`` for other slots, so it may touch only what belongs to the slots of its
+    requests.
     """
 
     name: str
@@ -118,8 +120,8 @@ class Drafter(ABC):
         the order of the requests."""
 
     def begin(self, requests: list[Request], counts: list[int]) -> None:
-        """Begin with what :meth:`propose` is asked for next, if that can go on beside other drafters'. It must not
-        raise. Most drafters wait for ``propose``."""
+        """Begin with what :meth:`propose` is asked for next, if that can go on beside other drafters'. What it raises
+        is to be raised by ``propose`` again. Most drafters wait for that."""
 
     def rollback(self, slot: int, length: int) -> None:
         """Forget everything beyond ``length`` tokens of the request in ``slot``; 0 forgets the request."""

@@ -1,10 +1,11 @@
 """How drafters are built from their names, and what drafters made of others have in common."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from spin_core.draft.base import CaughtUp, Drafter, Stopped, never_stopped
+from spin_core.names import load_rivals
 from spin_core.request import Request
 from spin_core.runtime.linear import has_bf16
 
@@ -13,19 +14,30 @@ from spin_core.runtime.linear import has_bf16
 class BuildContext:
     """What a drafter is built for.
 
-    Every drafter's file has ``from_name(name, context) -> Drafter | None``: None where the name is not in the file's
-    part of the language of names, ValueError where it is but cannot be built. ``slots``: requests that the engine
-    serves at once; ``max_len``: tokens of a request; ``target``: the engine's runner; ``build(name)``: a new instance
-    of another drafter, as a member (members share no state with drafters that serve under their own names);
-    ``told_bf16``: the engine's ``bf16``.
+    ``slots``: requests that the engine serves at once; ``max_len``: tokens of a request; ``target``: the engine's
+    runner, None on another rank; ``told_bf16``: the engine's ``bf16``. ``kinds``: the drafters' files, asked in turn.
+    Each has ``from_name(name, context) -> Drafter | None``: None where the name is not in the file's part of the
+    language of names, ValueError where it is but cannot be built.
     """
 
     family: Any
     slots: int
     max_len: int
     target: Any
-    build: Callable[[str], Drafter]
+    kinds: list[ModuleType]
     told_bf16: bool | None = None
+
+    def build(self, name: str) -> Drafter:
+        """A new drafter of that name; as a member of another one it shares no state with what serves under its own
+        name. Raises ValueError for a name that is none."""
+        def found() -> Drafter | None:
+            return next(filter(None, (kind.from_name(name, self) for kind in self.kinds)), None)
+
+        drafter = found() or load_rivals() or found()       # these add their own to the kinds
+        if drafter is None:
+            known = [*self.family.drafters, "ngram", "none"]
+            raise ValueError(f"unknown drafter {name!r}; known: {', '.join(known)}")
+        return drafter
 
     @property
     def size(self) -> tuple[int, int, int]:

@@ -15,10 +15,10 @@ from spin_core.zoo.fed import LAST, is_fed
 class FedDrafter(ModelDrafter):
     """Drafts with a :class:`spin_core.zoo.fed.FedModel` on the states that ``target``, the engine's runner, keeps.
 
-    Behind the verified text it reads states of its own, so those entries of its cache are only good for one draft;
-    the tokens among them that get accepted are read again, on the target's states, together with the next ones. It
-    drafts nothing before a request's first token: how much of the prompt the target has read by then depends on the
-    request's batch mates, and whether something was drafted decides which random numbers are used.
+    Behind the verified text it reads states of its own, so those entries of its cache are good for one draft only;
+    accepted tokens are read again, on the target's states. It drafts nothing before a request's first token: how much
+    of the prompt the target has read by then depends on batch mates, and whether something was drafted decides which
+    random numbers are used.
     """
 
     def __init__(self, source, slots: int, max_len: int, vocab_size: int | None, target: ModelRunner,
@@ -36,7 +36,7 @@ class FedDrafter(ModelDrafter):
             torch.tensor(columns, device=target.device)
 
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
-        draft = super().propose(requests, [count if self.drafts_for(r) else 0 for r, count in zip(requests, counts)])
+        draft = super().propose(requests, counts)
         for request in requests:
             self.rollback(request.slot, request.length)
         return draft

@@ -12,6 +12,7 @@ from torch import Tensor
 from spin_core.draft.base import Drafter
 from spin_core.draft.model import ModelDrafter, finite_rows
 from spin_core.draft.shape import Shape
+from spin_core.draft.tree import ancestor_mask
 from spin_core.randomness import DRAFT, exponential_race
 from spin_core.request import Request
 from spin_core.sampling import SamplingBatch, probabilities
@@ -38,11 +39,10 @@ def grow(drafter: ModelDrafter, requests: list[Request], shapes: list[Shape], dr
          ) -> tuple[list[Grown], Tensor | None]:
     """Trees of the given ``shapes`` behind each request's committed text, and the q ``[S, Vd]`` of sampled nodes.
 
-    Greedy requests get their likeliest children, one-hot, whatever the ``drawing``; for sampling ones it says how
-    siblings are drawn: "independent", "without_replacement", "top_k", or "naive", which is independent drawing handed
-    over as one-hot (which is what naive sampling amounts to). ``first_place``: where this drafter's noise begins among
-    the drafters of a tree; a chain from place 0 is drawn as :class:`ModelDrafter` draws it. The drafter's cache then
-    holds the nodes that were read; roll it back.
+    Greedy requests get their likeliest children, one-hot; for sampling ones ``drawing`` says how siblings are drawn:
+    "independent", "without_replacement", "top_k", or "naive", which is independent drawing handed over as one-hot.
+    ``first_place``: where this drafter's noise begins among the drafters of a tree; a chain from place 0 is drawn as
+    :class:`ModelDrafter` draws it. The drafter's cache then holds the nodes that were read; roll it back.
     """
     grown = [Grown() for _ in requests]
     node_of: list[dict[int, int]] = [{-1: -1} for _ in requests]    # node of the shape -> node of the tree
@@ -98,17 +98,13 @@ def _read_level(drafter: ModelDrafter, requests: list[Request], grown: list[Grow
     for request, tree, new, held in zip(requests, grown, nodes, read):
         if not new:
             continue
-        at = {node: i for i, node in enumerate(held + new)}
-        mask = torch.zeros(len(new), len(at), dtype=torch.bool)
-        for i, node in enumerate(new):
-            while node >= 0:
-                mask[i, at[node]] = True
-                node = tree.parents[node]
+        at = {-1: -1} | {node: i for i, node in enumerate(held + new)}
+        parents = [at[tree.parents[node]] for node in held + new]
         slots.append(request.slot)
         counts.append(len(new))
         tokens += [tree.tokens[node] for node in new]
-        masks.append(mask)
-        fathers.append([request.length + (at[tree.parents[n]] if tree.parents[n] >= 0 else -1) for n in new])
+        masks.append(ancestor_mask(parents)[len(held):])
+        fathers.append([request.length + parent for parent in parents[len(held):]])
         held += new
     return drafter.runner.forward(slots, counts, tokens, list(range(len(tokens))), masks,
                                   **drafter._extra_node_inputs(slots, fathers))

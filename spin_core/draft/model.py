@@ -1,5 +1,7 @@
 """Drafting with a small language model."""
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -15,15 +17,14 @@ CHUNK = 256     # tokens per pass of a catch-up: long prompts do not keep other 
 
 
 class ModelDrafter(Drafter):
-    """Drafts token by token with a causal LM over its own KV cache, for a whole ragged batch at once.
+    """Drafts token by token with a causal LM over its own KV cache, for a whole ragged batch at once
+    (:func:`spin_core.draft.reference.draft`: the same for one request, in ten lines).
 
     ``source`` is a :class:`spin_core.zoo.DraftModel`: the model, and the target ids its logits stand for. Sampling
     requests draw from q under their own temperature and filters, and hand exactly that q to the verifier; greedy
-    requests propose the argmax, which is one-hot. ``window``: what its attention sees and its cache holds; None means
-    the window that it was trained with, or all of the text. With a window it drafts at most ``AHEAD`` tokens.
-    ``check``, ``bf16``: see :class:`ModelRunner`.
-    ``first``: how many tokens at the start of each text it never reads; entry i of its cache is token ``first + i``.
-    :func:`spin_core.draft.reference.draft` is the same for one request, in ten lines.
+    requests propose the argmax, which is one-hot. ``window``: what its attention sees and its cache holds (None: as it
+    was trained); it then drafts at most ``AHEAD`` tokens. ``check``, ``bf16``: see :class:`ModelRunner`. ``first``: how
+    many tokens at the start of each text it never reads; entry i of its cache is token ``first + i``.
     """
 
     first = 0
@@ -40,7 +41,7 @@ class ModelDrafter(Drafter):
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
         if self.runner.window:
             counts = [min(count, AHEAD) for count in counts]
-        alive = [b for b, count in enumerate(counts) if count > 0]
+        alive = [b for b, count in enumerate(counts) if count > 0 and self.drafts_for(requests[b])]
         if not alive:
             return Draft.empty(len(requests), self.runner.device)
         owners, tokens, qs, rows = [], [], [], []       # of every drafted token, step by step: see _pack
@@ -118,8 +119,8 @@ class ModelDrafter(Drafter):
             self.rollback(slot, requests[b].length - 1)    # the last token's logits are needed anew
         missing = [requests[b].tail(self.held(s)) for b, s in zip(alive, slots)]
         counts = [len(m) for m in missing]
-        last = torch.tensor(counts).cumsum(0) - 1
-        return self.runner.forward(slots, counts, [t for m in missing for t in m], last.tolist(),
+        last = [total - 1 for total in itertools.accumulate(counts)]
+        return self.runner.forward(slots, counts, list(itertools.chain(*missing)), last,
                                    **self._extra_inputs(slots, counts))
 
     def _extra_inputs(self, slots: list[int], counts: list[int]) -> dict[str, Tensor]:

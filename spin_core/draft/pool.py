@@ -6,19 +6,17 @@ in turn. To add a kind of drafter, give its file a ``from_name`` and list it her
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from types import ModuleType
+from collections.abc import Callable
 
 from spin_core.draft import base, composite, fed, joined, model, ngram, remote, sparse, table, trees
 from spin_core.draft.base import Drafter, NullDrafter
 from spin_core.draft.build import BuildContext
 from spin_core.draft.composite import COMPOSED_NGRAM
-from spin_core.names import load_rivals
 from spin_core.runtime import ModelRunner
 from spin_core.zoo.fed import is_fed, layers_read
 
 KINDS = [base, remote, ngram, table, joined, fed, model, sparse, trees, composite]      # asked in this order
-__all__ = ["COMPOSED_NGRAM", "DrafterPool", "build", "is_fed", "layers_read", "make_context", "names"]
+__all__ = ["COMPOSED_NGRAM", "DrafterPool", "build", "is_fed", "layers_read"]
 
 
 class DrafterPool:
@@ -28,7 +26,7 @@ class DrafterPool:
     """
 
     def __init__(self, family, slots: int, max_len: int, target: ModelRunner) -> None:
-        self.context = make_context(family, slots, max_len, target)
+        self.context = BuildContext(family, slots, max_len, target, KINDS, getattr(target, "bf16", None))
         self.drafters: dict[str, Drafter] = {"none": NullDrafter()}
         self.retired: dict[str, BaseException] = {}
         self.on_retire: Callable[[str], None] = lambda name: None
@@ -74,29 +72,7 @@ class DrafterPool:
             self.retire(own, error)
 
 
-def names(family) -> list[str]:
-    """Every plain name; names such as "ngram+NAME", "sparse:...", "tree:..." and "vote:..." are made of these."""
-    return [*family.drafters, "ngram", "none"]
-
-
 def build(name: str, family, slots: int, max_len: int, target: ModelRunner | None, bf16: bool | None = None) -> Drafter:
-    """The drafter of that name, outside of a pool. Raises ValueError for a name that is none."""
-    return make_context(family, slots, max_len, target, bf16).build(name)
-
-
-def make_context(family, slots: int, max_len: int, target: ModelRunner | None, bf16: bool | None = None
-                 ) -> BuildContext:
-    """What :data:`KINDS` build drafters for; without a ``target``, on another rank, the engine's ``bf16`` is given."""
-    def asked() -> Iterator[ModuleType]:
-        yield from KINDS
-        load_rivals()           # for a name that is none of the system's
-        yield from KINDS
-
-    def build_one(name: str) -> Drafter:
-        drafter = next(filter(None, (kind.from_name(name, context) for kind in asked())), None)
-        if drafter is None:
-            raise ValueError(f"unknown drafter {name!r}; known: {', '.join(names(family))}")
-        return drafter
-
-    context = BuildContext(family, slots, max_len, target, build_one, getattr(target, "bf16", bf16))
-    return context
+    """The drafter of that name, outside of a pool; without a ``target``, on another rank, with the engine's ``bf16``.
+    Raises ValueError for a name that is none."""
+    return BuildContext(family, slots, max_len, target, KINDS, getattr(target, "bf16", bf16)).build(name)

@@ -1,8 +1,7 @@
 """Drafters on other ranks, as in the paper, where every small model has a device of its own.
 
-Rank 0 keeps a :class:`RemoteDrafter` in the drafter's place. It sends what the drafter has not been told of a text (the
-committed tokens since the last message, and the roll-back before them) and gets the draft. The drafter itself is built
-and asked on its rank by :func:`host`, as one process would do.
+Rank 0 keeps a :class:`RemoteDrafter` in the drafter's place, which sends what is new of a text (roll-backs, committed
+tokens) and gets the draft. The drafter itself is built and asked on its rank by :func:`host`.
 """
 
 import itertools
@@ -42,20 +41,16 @@ class RemoteDrafter(Drafter):
         self._held = [0] * slots                            # tokens of each text that the drafter has read
         self._told = [0] * slots                            # tokens of each text that its rank knows
         self._keep: list[int | None] = [None] * slots       # roll-backs that it has not been told of
-        self._begun: int | Exception | None = None
+        self._begun: int | None = None                      # number of the draft that was asked for beforehand
 
     def begin(self, requests: list[Request], counts: list[int]) -> None:
-        try:
-            self._begun = self._draft.ask("propose", self.number, [self._news(r) for r in requests], counts)
-        except Exception as error:              # raised where the draft is asked for
-            self._begun = error
+        self._begun = None              # of a step that was given up: not to be taken for this one's
+        self._begun = self._draft.ask("propose", self.number, [self._news(r) for r in requests], counts)
 
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
         if self._begun is None:
             self.begin(requests, counts)
         begun, self._begun = self._begun, None
-        if isinstance(begun, Exception):
-            raise begun
         (draft, held), probs = self._draft.answer(begun)
         draft.probs = probs
         self._ids = draft.ids = self._ids if isinstance(draft.ids, str) else draft.ids
@@ -102,11 +97,6 @@ class _Hosted:
         self.drafter = drafter
         self.texts: dict[int, Request] = {}
         self.ids: Tensor | None = None      # of its last draft
-
-    def about(self) -> tuple[Any]:
-        """What rank 0 needs to know of it."""
-        return (self.drafter.max_context, self.drafter.catch_up_threshold, self.drafter.gamma,
-                self.drafter.is_lookup),
 
     def propose(self, news: list[tuple], counts: list[int]) -> tuple[Any, Tensor | None]:
         """The draft without its distributions, how much was read of each text, and the distributions."""
@@ -155,8 +145,9 @@ def host(build: Callable[[str, int, int, bool | None], Drafter], draft: Link, re
     def make_or_propose(what: str, key: int, *message: Any) -> tuple:
         if what == "propose":
             return hosted[key].propose(*message)
-        hosted[key] = _Hosted(build(*message))
-        return hosted[key].about()
+        made = build(*message)
+        hosted[key] = _Hosted(made)
+        return (made.max_context, made.catch_up_threshold, made.gamma, made.is_lookup),     # what rank 0 needs to know
 
     def reading() -> None:
         set_own_threads(1)

@@ -1,8 +1,7 @@
 """Drafting with a part of the cache: a model that sees a window of its text, or the target that drafts for itself.
 
-MagicDec (arXiv 2408.11049): with long texts and large batches a pass of the target is spent reading keys and values,
-so the target with a sparse cache is a cheap drafter whose q is close to p. The keys and values of verified text are
-those that the target made while it saw everything; only the few drafted tokens are read sparsely.
+MagicDec (arXiv 2408.11049): with long texts and large batches a pass of the target is spent reading keys and values, so
+the target with a sparse cache is a cheap drafter whose q is close to p: only the few drafted tokens are read sparsely.
 
 In names: "sparse:NAME" or "sparse:NAME:WINDOW", where NAME is a model of the family or "target" and WINDOW a number of
 tokens or a share of the text such as 1/8 (:mod:`spin_core.kv.ring`).
@@ -26,10 +25,9 @@ from spin_core.zoo.table import DraftTable
 
 
 class SelfDrafter(ModelDrafter):
-    """Drafts with ``source``, the target itself, on a ring of the entries that ``target``, the engine's runner, keeps.
-
-    There is nothing to catch up on: missing entries are copied, not computed. Like a fed drafter it proposes nothing
-    before a request's first token, when how much of the prompt the target has read depends on batch mates.
+    """Drafts with ``source``, the target itself, on a ring of the entries that ``target``, the engine's runner, keeps:
+    these are copied, so there is nothing to catch up on. Like a fed drafter it proposes nothing before a request's
+    first token.
     """
 
     def __init__(self, source, slots: int, max_len: int, vocab_size: int | None, target: ModelRunner,
@@ -38,10 +36,13 @@ class SelfDrafter(ModelDrafter):
         self.target = target
 
     def propose(self, requests: list[Request], counts: list[int]) -> Draft:
-        draft = super().propose(requests, [count if r.output_ids else 0 for r, count in zip(requests, counts)])
+        draft = super().propose(requests, counts)
         for request in requests:        # accepted tokens are copied anew, from the target's full pass
             self.runner.cache.truncate(request.slot, request.length - 1)
         return draft
+
+    def drafts_for(self, request: Request) -> bool:
+        return bool(request.output_ids)
 
     def missing(self, request: Request) -> int:
         return 0

@@ -14,16 +14,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from spin_core.draft.base import Draft
 
 WAYS = ("independent", "without_replacement", "top_k")
-_BIASED = {
-    "deduplicated": "merging equal siblings that were drawn independently changes the distribution of those that are "
-                    "left. Keep them as separate proposals (independent), or draw without_replacement",
-}
+_DEDUPLICATED = ("merging equal siblings that were drawn independently changes the distribution of those that are "
+                 "left. Keep them as separate proposals (independent), or draw without_replacement")
 
 
 class Proposal(NamedTuple):
@@ -38,8 +37,8 @@ class Proposal(NamedTuple):
 def check_way(way: str) -> None:
     """Raise ValueError for a way of drawing children that no accept / reject rule makes lossless."""
     if way not in WAYS:
-        raise ValueError(f"children drawn {way!r} cannot be verified: "
-                         f"{_BIASED.get(way, f'known ways are ' + ', '.join(WAYS))}")
+        reason = _DEDUPLICATED if way == "deduplicated" else f"known ways are {', '.join(WAYS)}"
+        raise ValueError(f"children drawn {way!r} cannot be verified: {reason}")
 
 
 @dataclass
@@ -113,8 +112,10 @@ class Tree(Draft):
         the names of the ``drafters`` that proposed it, and ``reach``, its depth."""
         entries = []
         for (parents, _, proposals), path in zip(self.requests(), paths):
-            names = [list(dict.fromkeys(self.drafters[p.drafter] for p in proposals if p.node == node))
-                     if self.drafters else [] for node in range(len(parents))]
+            names: list[list[str]] = [[] for _ in parents]
+            for node, _, drafter in proposals if self.drafters else ():
+                if self.drafters[drafter] not in names[node]:
+                    names[node].append(self.drafters[drafter])
             entries.append({"parents": parents, "path": [node for node in path if node >= 0], "drafters": names,
                             "reach": 1 + max(depths(parents), default=-1)})
         return entries
@@ -127,13 +128,13 @@ def flat(rows: list[list[int]], device: torch.device | str) -> Tensor:
 
 def ancestor_mask(parents: list[int], read: int = 0) -> Tensor:
     """bool ``[read + n, read + n]``: a chain of ``read`` tokens, and n nodes behind it."""
-    mask = torch.ones(read + len(parents), read + len(parents), dtype=torch.bool).tril_()
+    mask = np.tri(read + len(parents), dtype=bool)
     mask[read:, read:] = False
     for node, parent in enumerate(parents):
         if parent >= 0:
             mask[read + node] = mask[read + parent]
         mask[read + node, read + node] = True
-    return mask
+    return torch.from_numpy(mask)
 
 
 def depths(parents: list[int]) -> list[int]:
