@@ -6,6 +6,7 @@ nothing was rejected draw one bonus token from p. Whatever q is, each emitted to
 emitted with probability min(p, q)(x) by acceptance, and the residual supplies just the missing (p - q)+(x).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -53,10 +54,10 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     return rest
 
 
-def check_shapes(logits: Tensor, draft: Draft, sampling: SamplingBatch, position: Tensor, caller: str = "verify_chain",
-                 rows: str = "drafted tokens", drafts: str = "drafts") -> None:
-    """Raise ValueError unless the arguments of a verifier fit together; the words are for its message."""
-    if isinstance(draft, Tree) != (caller == "verify_tree"):       # siblings are no chain: their q is another one
+def check_shapes(logits: Tensor, draft: Draft, sampling: SamplingBatch, position: Tensor, tree: bool = False) -> None:
+    """Raise ValueError unless the arguments of a verifier, of chains or of a ``tree``, fit together."""
+    caller, rows, drafts = ("verify_tree", "nodes", "trees") if tree else ("verify_chain", "drafted tokens", "drafts")
+    if isinstance(draft, Tree) != tree:             # siblings are no chain: their q is another one
         raise ValueError(f"{caller}: got a {type(draft).__name__}; verify_chain takes a Draft, verify_tree a Tree")
     batch, drafted = len(sampling), draft.tokens.shape[0]
     if logits.dim() != 2 or logits.shape[0] != drafted + batch:
@@ -70,23 +71,31 @@ def check_shapes(logits: Tensor, draft: Draft, sampling: SamplingBatch, position
 def verify_chain(logits: Tensor, draft: Draft, sampling: SamplingBatch, position: Tensor) -> Verdict:
     """Accept the longest valid prefix of every request's draft and draw one token more.
 
-    ``logits [N + B, V]``, the target's rows of request b from ``draft.cu[b] + b`` on: one for each of its
-    drafted tokens, then the bonus row. ``sampling`` has B rows. ``position [B]`` int64, the absolute index
-    (prompt + output) of the first token being decided. Greedy and sampling requests, one-hot and sampled
-    drafts, and drafts of any length mix.
+    ``logits [N + B, V]``, the target's rows of request b from ``draft.cu[b] + b`` on: one for each of its drafted
+    tokens, then the bonus row. ``sampling`` has B rows. ``position [B]`` int64, the absolute index (prompt + output) of
+    the first token being decided. Greedy and sampling requests, one-hot and sampled drafts, and drafts of any length
+    mix.
 
-    A request fails, alone, if a row that its verdict needs has no distribution (NaN, +inf, nothing finite); rows
-    behind its first rejection are not needed. Raises ValueError if the shapes do not fit together.
+    A request fails, alone, if a row up to its first rejection has no distribution (NaN, +inf, nothing finite). Raises
+    ValueError if the shapes do not fit together.
     """
     check_shapes(logits, draft, sampling, position)
     # Lists, not tensors: for so few numbers Python is several times as fast.
     batch, cu, tokens, greedy = len(sampling), draft.cu.tolist(), draft.tokens.tolist(), sampling.greedy.tolist()
     accepted, last = [0] * batch, [-1] * batch
-    greedy_requests = [b for b in range(batch) if greedy[b]]
-    _test_depth_by_depth(_Greedy(logits, tokens, last), greedy_requests, cu, accepted)
-    if len(greedy_requests) < batch:
+
+    def is_largest(alive: list[int], place: list[int], more: list[bool]) -> list[bool]:
+        """Of greedy requests: a drafted token must be the largest logit; where it is not, that is the last token."""
+        peak, best = largest(logits[_rows(place, alive, logits.device)])
+        mine = best.where(peak.isfinite(), -1).tolist()     # -1 where there is no distribution
+        for b, token in zip(alive, mine):
+            last[b] = token
+        return [here and tokens[at] == token for at, here, token in zip(place, more, mine)]
+
+    _test_depth_by_depth(is_largest, [b for b in range(batch) if greedy[b]], cu, accepted)
+    if not all(greedy):
         sampled = _Sampled(logits, draft, sampling, position)
-        _test_depth_by_depth(sampled, [b for b in range(batch) if not greedy[b]], cu, accepted)
+        _test_depth_by_depth(sampled.test, [b for b in range(batch) if not greedy[b]], cu, accepted)
         sampled.draw(accepted, last)
 
     failed = [t < 0 for t in last]
@@ -97,9 +106,12 @@ def verify_chain(logits: Tensor, draft: Draft, sampling: SamplingBatch, position
         (accepted, torch.int64, (batch,)), (text, torch.int64, (batch, width)), (failed, torch.bool, (batch,)))))
 
 
-def _test_depth_by_depth(test: "_Greedy | _Sampled", alive: list[int], cu: list[int], accepted: list[int]) -> None:
+def _test_depth_by_depth(test: Callable[..., list[bool]], alive: list[int], cu: list[int], accepted: list[int]) -> None:
     """Test the first drafted token of every request ``alive``, then the second, ...: a request leaves at its first
-    rejection or behind its draft, so no row behind that is read. Counts into ``accepted``."""
+    rejection or behind its draft, so no row behind that is read. Counts into ``accepted``.
+
+    ``test(alive, place, more)``: for each request the drafted token under test, if it has one ``more``; is it accepted?
+    """
     depth = 0
     while alive:
         place = [cu[b] + depth for b in alive]          # of the drafted token under test, where there is one
@@ -115,27 +127,13 @@ def _rows(place: list[int], alive: list[int], device: torch.device) -> Tensor:
     return torch.tensor([at + b for at, b in zip(place, alive)], device=device)
 
 
-class _Greedy:
-    """A draft must be the largest logit; where it is not, that is the token."""
-
-    def __init__(self, logits: Tensor, drafted: list[int], token: list[int]) -> None:
-        self.logits, self.drafted, self.token = logits, drafted, token
-
-    def __call__(self, alive: list[int], place: list[int], more: list[bool]) -> list[bool]:
-        peak, best = largest(self.logits[_rows(place, alive, self.logits.device)])
-        accept = []
-        for b, at, here, mine in zip(alive, place, more, best.where(peak.isfinite(), -1).tolist()):
-            self.token[b] = mine                        # -1 where there is no distribution
-            accept.append(here and self.drafted[at] == mine)
-        return accept
-
-
 class _Sampled:
     """The accept test of requests of positive temperature; :meth:`draw` then draws all their last tokens at once."""
 
     def __init__(self, logits: Tensor, draft: Draft, sampling: SamplingBatch, position: Tensor) -> None:
         self.logits, self.draft, self.sampling, self.position = logits, draft, sampling, position
         owner = torch.arange(len(sampling), device=logits.device).repeat_interleave(draft.counts)
+        self.tokens, self.rows = draft.tokens.tolist(), draft.prob_row.tolist()
         self.q = _drafted_probability(draft)            # [N]
         self.u = self.q
         if len(owner):
@@ -146,7 +144,7 @@ class _Sampled:
         self.p, self.weights = torch.empty(2, requests, logits.shape[1], dtype=dtype, device=logits.device)
         self.ended: list[int] = []          # requests whose last token has these weights, row by row
 
-    def __call__(self, alive: list[int], place: list[int], more: list[bool]) -> list[bool]:
+    def test(self, alive: list[int], place: list[int], more: list[bool]) -> list[bool]:
         device = self.logits.device
         mine = self.sampling if len(alive) == len(self.sampling) else \
             self.sampling.rows(torch.tensor(alive, device=device))
@@ -162,9 +160,9 @@ class _Sampled:
             if not more[i]:
                 self._end(alive[i:i + 1], p[i])
         if rejected:
-            rows, at = torch.tensor([rejected, [place[i] for i in rejected]], device=device)
-            q = _drafted_distribution(self.draft, at, p)
-            self._end([alive[i] for i in rejected], residual(p.index_select(0, rows), q))
+            at = [place[i] for i in rejected]
+            q = torch.stack([self.draft.distribution(self.tokens[i], self.rows[i], p.shape[1]) for i in at])
+            self._end([alive[i] for i in rejected], residual(p[rejected], q))
         return accept
 
     def _end(self, requests: list[int], weights: Tensor) -> None:
@@ -192,22 +190,4 @@ def _drafted_probability(draft: Draft) -> Tensor:
     else:
         column = torch.searchsorted(draft.ids, token).clamp(max=draft.ids.shape[0] - 1)
         q[soft] = draft.probs[row, column].where(draft.ids[column] == token, 0)
-    return q
-
-
-def _drafted_distribution(draft: Draft, place: Tensor, p: Tensor) -> Tensor:
-    """``[R, V]``: the distribution q that each of R drafted tokens was drawn from, over p's vocabulary."""
-    row = draft.prob_row[place]
-    one_hot = row < 0
-    if draft.probs is not None and draft.ids is None and not one_hot.any():
-        return draft.probs[row]
-    dtype = p.dtype if draft.probs is None else torch.promote_types(p.dtype, draft.probs.dtype)
-    q = torch.zeros(len(place), p.shape[-1], dtype=dtype, device=p.device)
-    q[one_hot.nonzero().squeeze(-1), draft.tokens[place[one_hot]]] = 1
-    if draft.probs is not None:
-        probs = draft.probs[row[~one_hot]].to(dtype)
-        if draft.ids is None:
-            q[~one_hot] = probs
-        else:
-            q[(~one_hot).nonzero(), draft.ids] = probs
     return q

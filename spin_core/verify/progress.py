@@ -12,11 +12,9 @@ from spin_core.verify.chain import Verdict
 class Progress:
     """State of B requests that a step changes: contiguous int64 tensors that are written in place.
 
-    ``position [B]``, tokens of the text so far: the index of the first token being decided.
-    ``last [B]``, the text's last token, which the target reads next.
-    ``slot [B]``, the request's row of each cache.
-    ``lengths [C, slots]``, how many tokens each of C caches holds of each slot: all tokens but the last at
-    most, for what lies beyond was rejected. A cache that holds less, a drafter's, keeps what it has.
+    ``position [B]``, tokens of the text so far: the index of the first token being decided. ``last [B]``, the text's
+    last token, which the target reads next. ``slot [B]``, the request's row of each cache. ``lengths [C, slots]``, how
+    many tokens each of C caches holds of each slot, at most all but the last.
     """
 
     position: Tensor

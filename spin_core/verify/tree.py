@@ -1,10 +1,9 @@
 """Tree verification in plain torch: several proposals for a position, and the text still follows the target.
 
-SpecInfer (arXiv 2305.09781), multi-step speculative sampling: at a node test its children one after the other. Child
-x, drawn from q, is accepted with probability min(1, p(x) / q(x)); a rejection leaves p <- (p - q)+ normalised for the
-next child, and when none is left the token is drawn from what remains of p. Each step is exact *if q is the
-distribution that child was drawn from, given the children rejected before it*. So the way children are drawn decides
-the q they are tested with, and a way of drawing without such a q is refused: see :mod:`spin_core.draft.tree`.
+SpecInfer (arXiv 2305.09781), multi-step speculative sampling: at a node test its children one after the other. Child x,
+drawn from q, is accepted with probability min(1, p(x) / q(x)); a rejection leaves p <- (p - q)+ normalised for the next
+child, and when none is left the token is drawn from what remains of p. Each step is exact *if q is the distribution
+that child was drawn from, given the children rejected before it*: see :mod:`spin_core.draft.tree`.
 """
 
 from collections import Counter
@@ -56,7 +55,7 @@ def verify_tree(logits: Tensor, draft: Tree, sampling: SamplingBatch, position: 
 
     A request fails, alone, if a row on its way has no distribution. Raises ValueError if the shapes do not fit.
     """
-    check_shapes(logits, draft, sampling, position, "verify_tree", "nodes", "trees")
+    check_shapes(logits, draft, sampling, position, tree=True)
     batch, device = len(sampling), logits.device
     trees = list(draft.requests())
     depth = [depths(parents) for parents, _, _ in trees]
