@@ -38,35 +38,36 @@ class Engine:
 
     ``drafter`` names the drafter of every request that is submitted without one of its own: one of the family's,
     "ngram" (prompt lookup), "none" (plain decoding), or made of these, as :mod:`spin_core.draft.composite`, ``trees``,
-    ``sparse`` and ``vote`` say. ``gamma``: drafted tokens per step, 4 by default; of a tree its depth, by default all.
+    ``sparse`` and :mod:`spin_core.lab.rivals.vote` say. ``gamma``: drafted tokens per step, 4 by default; of a tree its
+    depth, by default all.
 
     A ``selector`` (a policy's name, or a :class:`spin_core.select.Selector`) chooses anew in every step which drafter
     drafts for a request and how many tokens, except for requests submitted with a drafter of their own. For a policy's
     name the pool is ``arms``, by default all of the family's drafters and "ngram", and ``gamma`` holds for all of them;
-    by default models draft 2 tokens and lookups 4, with "spin" fewer where that pays more.
-    ``capacities`` bounds the requests a drafter serves at once. ``fast_switching``: a drafter reads the text of a
-    request that moves to it in a second thread, beside the steps; False makes the steps wait for it.
+    by default models draft 2 tokens and lookups 4, with "spin" fewer where that pays more. ``capacities`` bounds the
+    requests a drafter serves at once. ``fast_switching``: a drafter reads the text of a request that moves to it in a
+    second thread, beside the steps; False makes the steps wait for it.
 
-    ``max_batch`` requests run at once, each with room for ``max_len`` tokens of prompt and output; ``kv_tokens``
-    bounds the tokens that the running requests may come to hold together (prompt + max_new_tokens each). Requests that
-    do not fit wait in a queue, first come first served. ``prefill_chunk`` bounds the prompt tokens read per step.
-    ``record_probs`` keeps p and q of every drafted position in the trace, for the lessons' widgets. ``verification`` is
-    how the target attends to a ragged batch: "padded", "grouped", "decomposed" (SPIN's pieces), "per-request",
-    "flex" (today's kernel without padding), or "auto", the cheapest of the first four here. It changes speed, not text.
+    ``max_batch`` requests run at once, each with room for ``max_len`` tokens of prompt and output; ``kv_tokens`` bounds
+    the tokens that the running requests may come to hold together (prompt + max_new_tokens each). Requests that do not
+    fit wait in a queue, first come first served. ``prefill_chunk`` bounds the prompt tokens read per step.
+    ``record_probs`` keeps p and q of every drafted position in the trace, for the lessons' widgets. ``verification``:
+    how the target attends to a ragged batch: "padded", "grouped", "decomposed" (SPIN's pieces), "per-request", "flex"
+    (today's kernel without padding), or "auto", the cheapest of the first four here. It changes speed, not text.
 
     ``pipeline`` drafts for one part of the batch while another is verified: "off", a number of micro-batches, or
     "auto", which finds the best number by trying. A step then serves one micro-batch, and others may be in flight when
-    it returns; a request that is cancelled in flight gives back its slot when its step lands. ``grouping`` says which
+    it returns; a request that is cancelled in flight gives back its slot when its step lands. ``grouping``: which
     requests share a micro-batch (:mod:`spin_core.pipeline.grouping`). ``stage_timeout``: seconds that drafting or
-    verifying a micro-batch may take; a drafter that takes longer is retired, and its requests go on. "async" launches
-    a step before the host has read the last verdict, where it needs nothing of it. It changes speed, not text.
+    verifying a micro-batch may take; a drafter that takes longer is retired, and its requests go on. "async" launches a
+    step before the host has read the last verdict, where it needs nothing of it. It changes speed, not text.
 
     ``trace_limit`` bounds the events that the trace keeps; None keeps all. ``check``: compare models with the library's
     logits at load. ``bf16``: on a CPU, all models (True), none (False), or drafters where that is fast (None) multiply
     in bf16; a target that does decides near-ties in its own way.
 
-    All methods may be called from any thread. One step runs at a time, for the requests of all callers; one from
-    within a step raises RuntimeError. ``close()``, or leaving the ``with`` block, ends the requests and threads.
+    All methods may be called from any thread. One step runs at a time, for the requests of all callers; one from within
+    a step raises RuntimeError. ``close()``, or leaving the ``with`` block, ends the requests and threads.
 
     Raises ValueError for unknown drafters and strategies, for a drafter beside a selector, and for impossible limits. A
     bad *request* never raises: it comes back finished with ``FinishReason.ERROR`` and says why, and the others go on.
@@ -177,8 +178,7 @@ class Engine:
                 raise RuntimeError("Engine.submit: the engine is closed")
             self.trace.add("submit", request.id)
             if ends:
-                scheduler.finish(request, *ends)
-                scheduler.leave(request)
+                scheduler.end(request, *ends)
             else:
                 scheduler.queue.append(request)
         return request
@@ -188,13 +188,7 @@ class Engine:
 
         Its slot is given back at once where no step runs, else by the step.
         """
-        scheduler = self.scheduler
-        with scheduler.lock:
-            if request.finished:
-                return
-            scheduler.finish(request, FinishReason.CANCELLED)
-            if request.slot is None:
-                scheduler.leave(request)
+        self.scheduler.end(request, FinishReason.CANCELLED)
         self._sweep()
 
     def cancel_all(self) -> None:

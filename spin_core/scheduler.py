@@ -101,13 +101,19 @@ class Scheduler:
             request.error = error
             request.finish_reason = reason      # last: other threads wait for it
 
+    def end(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
+        """Finish a request, unless it has finished; one without a slot leaves at once."""
+        with self.lock:
+            if not request.finished:
+                self.finish(request, reason, error)
+                if request.slot is None:
+                    self.leave(request)
+
     def end_all(self, error: str) -> None:
         """End every request because of ``error``: the target can serve none any more."""
         with self.lock:
-            for request in [r for r in (*self.queue, *self.running) if not r.finished]:
-                self.finish(request, FinishReason.ERROR, error)
-                if request.slot is None:
-                    self.leave(request)
+            for request in (*self.queue, *self.running):
+                self.end(request, FinishReason.ERROR, error)
         self.sweep()
 
     def is_in_flight(self, request: Request) -> bool:
@@ -121,20 +127,19 @@ class Scheduler:
 
     def leave(self, request: Request) -> None:
         """Record the end of a finished request and give back what it held."""
-        if request.slot is None:
-            with self.lock:
-                if request in self.queue:
-                    self.queue.remove(request)
-                self.trace.add("finish", request.id, reason=request.finish_reason.value)
-            return
-        if self.assigner:
+        slot = request.slot
+        if slot is not None and self.assigner:
             self.assigner.release(request)
         with self.lock:
             self.trace.add("finish", request.id, reason=request.finish_reason.value)
+            if slot is None:
+                if request in self.queue:
+                    self.queue.remove(request)
+                return
             self.running.remove(request)
-            self.target.cache.truncate(request.slot, 0)
-            self.free_slots.append(request.slot)
-            slot, request.slot = request.slot, None
+            self.target.cache.truncate(slot, 0)
+            self.free_slots.append(slot)
+            request.slot = None
         self.drafters.rollback(slot, 0)
 
     def _decoded(self, request: Request) -> OutputText:
