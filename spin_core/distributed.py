@@ -6,11 +6,9 @@
     engine = Engine(family)
 
 The first ``parts`` ranks share the target (:mod:`spin_core.runtime.shared`); those behind them draft, each for some of
-the drafters (:mod:`spin_core.draft.remote`). Rank 0 gets the family and goes on. The other ranks serve it and end with
-it; what follows ``join`` is not run there. Nothing of an engine changes: rank 0 decides everything.
-
-A drafter whose rank dies is retired. Where a rank dies that holds a part of the target, the engine ends: finished
-requests stay as they are, the others end with an error that names the rank.
+the drafters (:mod:`spin_core.draft.remote`). Rank 0 gets the family and decides everything. The other ranks serve it
+and end with it; what follows ``join`` is not run there. A drafter whose rank dies is retired. Where a rank dies that
+holds a part of the target, unfinished requests end with an error that names the rank.
 """
 
 import atexit
@@ -18,6 +16,7 @@ import copy
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 
 import torch.distributed as dist
 
@@ -31,10 +30,9 @@ def join(family, places: Mapping[str, int] | None = None):
     """Spread ``family`` over all processes; returns on rank 0 only, the family that engines are to be made of.
 
     Every process calls it with the family that it has loaded. ``places``: the rank that drafts for each drafter; by
-    default the ranks without a part of the target take the model drafters in turn. Fed drafters and tables stay on rank
-    0: the ones read the target's states there, the others only look up. With one process nothing happens.
-
-    Raises ValueError for places that are none.
+    default the ranks without a part of the target take the model drafters in turn. Fed drafters, which read the
+    target's states, and tables stay on rank 0. With one process nothing happens. Raises ValueError for places that are
+    none.
     """
     if ranks.processes() == 1:
         return family
@@ -90,8 +88,6 @@ def _serve(family) -> int:
         return 0
     reason = f"{type(errors[0]).__name__}: {errors[0]}"
     print(f"rank {ranks.own_rank()}: {reason}", file=sys.stderr)
-    try:
+    with suppress(ranks.RankLost):
         links["life"].send(f"raised {reason}")
-    except ranks.RankLost:
-        pass
     return 1

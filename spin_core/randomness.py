@@ -71,17 +71,16 @@ def uniform(seed: Tensor, position: Tensor, purpose: int, base: Tensor | int = 0
 def exponential_race(weights: Tensor, seed: Tensor, position: Tensor, purpose: int, base: Tensor | int = 0) -> Tensor:
     """Draw one column per row with probability proportional to its weight.
 
-    ``weights [R, V]`` float32 or float64, finite and >= 0, of any positive sum that is a number; ``seed,
-    position [R]`` int64; ``base`` an int or ``[R]``. Returns ``[R]`` int64 columns, -1 for a row that has no
-    distribution (all zero, NaN or infinite).
+    ``weights [R, V]`` float32 or float64, finite and >= 0, of any positive sum that is a number; ``seed, position [R]``
+    int64; ``base`` an int or ``[R]``. Returns ``[R]`` int64 columns, -1 for a row that has no distribution (all zero,
+    NaN or infinite).
 
     This is Gumbel-max sampling, written as an exponential race: the column with the smallest E / w, E exponential
-    noise, wins with P = w / sum w (-log E is Gumbel noise). No cumulative sum is formed that could fall short of 1,
-    and a zero weight never wins. Two rounds, so that noise is made for a few hundred items instead of V: first
-    groups of :data:`GROUP` neighbours with their sums (``block`` g // 4 of group g, word g % 4), then the columns of
-    the winning group (``block`` FINAL + i // 4 of the group's column i): (w_group / sum w) (w / w_group) = w / sum w.
-    The noise has 32 bits, so each round's probabilities are exact to about 2**-32; what is much rarer than that is
-    never drawn.
+    noise, wins with P = w / sum w (-log E is Gumbel noise). No cumulative sum is formed that could fall short of 1, and
+    a zero weight never wins. Two rounds, so that noise is made for a few hundred items instead of V: first groups of
+    :data:`GROUP` neighbours with their sums (``block`` g // 4 of group g, word g % 4), then the columns of the winning
+    group (``block`` FINAL + i // 4 of the group's column i): (w_group / sum w) (w / w_group) = w / sum w. The noise has
+    32 bits, so each round's probabilities are exact to about 2**-32.
     """
     columns = weights.shape[-1]
     whole = columns // GROUP * GROUP

@@ -53,15 +53,12 @@ def probabilities(logits: Tensor, sampling: SamplingBatch, index: Tensor | None 
                   ) -> Tensor:
     """The distribution of the next token, row by row.
 
-    ``logits [N, V]`` of any float type, with one row of ``sampling`` each -> ``[N, V]`` float32 (float64 for
-    float64 logits). ``index [N]`` names the rows of larger ``logits``; ``out [N, V]`` is memory for the
-    result. Temperature, then top-k, top-p and min-p as in transformers' warpers, each on what the ones before
-    it have left, normalised at the end; a greedy row is one-hot at its first largest logit. Tokens of equal
-    probability share one fate in every filter, so the distribution does not depend on a sort.
-
-    A row whose largest logit is not finite (NaN anywhere, +inf, or -inf throughout) has no distribution: it is NaN.
-
-    Raises ValueError if the numbers of rows differ.
+    ``logits [N, V]`` of any float type, with one row of ``sampling`` each -> ``[N, V]`` float32 (float64 for float64
+    logits). ``index [N]`` names the rows of larger ``logits``; ``out [N, V]`` is memory for the result. Temperature,
+    then top-k, top-p and min-p as in transformers' warpers, each on what the ones before it have left, normalised at
+    the end; a greedy row is one-hot at its first largest logit. Tokens of equal probability share one fate in every
+    filter, so the distribution does not depend on a sort. A row whose largest logit is not finite (NaN anywhere, +inf,
+    or -inf throughout) has no distribution: it is NaN. Raises ValueError if the numbers of rows differ.
     """
     rows = logits.shape[0] if index is None else index.shape[0]
     if logits.dim() != 2 or rows != len(sampling):

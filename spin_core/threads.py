@@ -1,10 +1,10 @@
 """How many threads torch computes with, and how idle ones wait: set before torch is loaded, on any path to it.
 
-Threads that share an operation meet at barriers. By default the early ones wait there *actively*, which is the fastest
-way on a quiet machine. Beside other programs it is by far the slowest: the last thread waits for a core while the
-others burn theirs. (The products of one decoding step, two threads, two cores, 13 other programs: 1,000 ms; with
-sleeping threads 40 ms, as with one thread.) So idle threads sleep, and there are as many threads as there are free
-cores. What the environment already says stays as it is: ``OMP_NUM_THREADS=4 python ...`` computes with four threads.
+Threads that share an operation meet at barriers. By default the early ones wait there *actively*: the fastest way on a
+quiet machine, and by far the slowest beside other programs, where the last thread waits for a core while the others
+burn theirs. (The products of one decoding step, two threads, two cores, 13 other programs: 1,000 ms; with sleeping
+threads 40 ms, as with one thread.) So idle threads sleep, and there are as many threads as free cores. What the
+environment already says stays as it is: ``OMP_NUM_THREADS=4 python ...`` computes with four threads.
 """
 
 import os
@@ -26,16 +26,13 @@ def prepare(environ: dict[str, str] = os.environ) -> None:
     if "torch" in sys.modules:
         return
     inherited = environ.pop(OURS, "").split()
-    chosen = {name: value for name, value in WAITING.items() if name in inherited or not _waiting_chosen(environ)}
+    told = any(name in environ for name in (*WAITING, "KMP_BLOCKTIME"))     # how idle threads are to wait
+    chosen = {name: value for name, value in WAITING.items() if name in inherited or not told}
     if all(name in inherited or name not in environ for name in COUNTS):
         chosen["OMP_NUM_THREADS"] = str(free_cores())
     environ.update(chosen)
     if chosen:
         environ[OURS] = " ".join(chosen)
-
-
-def _waiting_chosen(environ: dict[str, str]) -> bool:
-    return any(name in environ for name in (*WAITING, "KMP_BLOCKTIME"))
 
 
 def free_cores() -> int:

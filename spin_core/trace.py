@@ -20,23 +20,23 @@ class Event:
     """One thing that happened to one request.
 
     ``kind`` is "submit", "admit", "step", "catch_up" or "finish"; ``time`` is seconds since the trace began, at its
-    end. A "step" event is one verification: the ``drafter``, the ids that it ``drafted``, how many of them
-    the target accepted (behind a stop, too), what was emitted (accepted tokens plus one of the target's own, cut at a
-    stop), and the committed length before it (``context``). ``draft_seconds`` is the pass of the request's drafter,
-    ``target_seconds`` the target's forward pass, ``verify_seconds`` accept/reject; all three are shared by the requests
-    of the step (``batch`` of them), not split between them. A step with ``emitted`` empty only read a part of a long
-    prompt. ``select_seconds`` is what the selector took since the step before. ``distributions`` holds p and q, when
-    the engine was asked to record them.
+    end.
 
-    ``draft_began`` and ``target_began`` are when these passes began, on the clock of ``time``; so the schedule of any
-    run can be drawn. In a pipelined engine a step serves one micro-batch: number ``micro_batch`` of ``micro_batches``.
-    Its ``step_seconds`` run from its launch to its end, the time it waited for the stages included.
+    A "step" is one verification: the ``drafter``, the ids that it ``drafted``, how many of them the target accepted
+    (behind a stop, too), what was emitted (accepted tokens and one of the target's own, cut at a stop; nothing, where
+    only a part of a long prompt was read), and the committed length before it (``context``). ``draft_seconds`` is the
+    pass of the request's drafter, ``target_seconds`` the target's, ``verify_seconds`` accept / reject: shared by the
+    ``batch`` requests of the step, not split between them. ``draft_began`` and ``target_began`` are on the clock of
+    ``time``. ``select_seconds`` is what the selector took since the step before. In a pipelined engine a step serves
+    one micro-batch, number ``micro_batch`` of ``micro_batches``; its ``step_seconds`` run from its launch to its end,
+    waiting included.
 
     Where a tree was drafted, ``drafted`` holds its nodes, and ``tree`` their ``parents`` (-1: the committed text), the
-    accepted ``path``, per node the ``drafters`` that proposed it, and its depth, ``reach``.
+    accepted ``path``, per node the ``drafters`` that proposed it, and its depth, ``reach``. ``distributions`` holds p
+    and q where the engine records them.
 
-    A "catch_up" event says that ``drafter`` has read ``catch_up_tokens`` of a request's text without drafting for
-    it; ``catch_up_seconds`` is this request's share of that pass, which may have run beside other work.
+    "catch_up": ``drafter`` has read ``catch_up_tokens`` of a request's text without drafting for it;
+    ``catch_up_seconds`` is this request's share of that pass, which may have run beside other work.
     """
 
     kind: str
@@ -73,11 +73,10 @@ class Event:
 class Trace:
     """The latest ``limit`` events (None: all), in order, with a clock; any thread may add, and times never go back.
 
-    ``events`` is cut by a tenth when it is full, oldest events first; ``dropped`` counts them. An event takes about
-    650 bytes. With ``spill``, a folder, they are written there first: files that pandas reads, in the order of their
-    names. Where that fails, a warning says so, and the events are lost, but no request. Streams listen to what is
-    added, and miss nothing. ``steps``: how many steps were committed. ``decisions`` are those of the
-    pipeline's heuristic (:class:`spin_core.pipeline.Decision`), where there is one.
+    ``events`` is cut by a tenth when it is full, oldest first; ``dropped`` counts them. With ``spill``, a folder, they
+    are written there first, as files that pandas reads, in the order of their names; where that fails, a warning says
+    that they are lost. Streams miss nothing. ``steps``: how many steps were committed. ``decisions``: those of the
+    pipeline's heuristic (:class:`spin_core.pipeline.Decision`).
     """
 
     def __init__(self, limit: int | None = EVENTS) -> None:
@@ -149,33 +148,30 @@ def metrics(events: pd.DataFrame) -> dict:
     """Summarise a trace (live, or read back with ``pandas.read_parquet``).
 
     Everything is counted from what was emitted: drafted tokens behind a stop count neither as drafted nor as accepted.
-    ``goodput``: emitted tokens per second of wall time, first submission to last event. ``acceptance_rate``:
-    accepted / drafted tokens. ``tokens_per_verification``: emitted tokens per (request, step) that emitted.
+    ``goodput``: emitted tokens per second of wall time, first submission to last event. ``acceptance_rate``: accepted /
+    drafted tokens. ``tokens_per_verification``: emitted tokens per (request, step) that emitted.
     ``accepted_length_histogram``: {accepted tokens: how many verifications}. ``seconds``: wall time by phase.
-    ``catch_up_tokens`` and ``catch_up_seconds``: what drafters read ahead, beside those phases or among "other".
-    ``time_to_first_token`` from submission and ``time_per_output_token`` after the first, mean seconds over the
-    requests for which they exist; None where there is nothing to average.
+    ``catch_up_tokens`` and ``catch_up_seconds``: what drafters read ahead, beside those phases or among "other". Mean
+    seconds over requests: ``time_to_first_token``, ``time_per_output_token`` after the first; None where there are
+    none.
     """
     steps = events[events.kind == "step"]
     lengths, trees = steps.emitted.map(len), steps.tree.map(lambda tree: isinstance(tree, dict))
     cut = (0 < lengths) & (lengths <= steps.accepted) & ~trees.astype(bool)
     steps = steps.assign(accepted=steps.accepted.clip(upper=lengths),
                          drafted=[e if is_cut else d for d, e, is_cut in zip(steps.drafted, steps.emitted, cut)])
-    emitting = steps[steps.emitted.map(len) > 0]
-    emitted = int(emitting.emitted.map(len).sum())
+    emitting = steps.assign(tokens=lengths)[lengths > 0]
+    emitted = int(emitting.tokens.sum())
     drafted, accepted = int(steps.drafted.map(len).sum()), int(steps.accepted.sum())
     wall = float(events.time.max() - events.time.min()) if len(events) else 0.0
     per_step = steps.groupby("step").agg(target=("target_seconds", "first"), verify=("verify_seconds", "first"),
                                          whole=("step_seconds", "first"), select=("select_seconds", "first"))
     draft = float(steps.groupby(["step", "drafter"]).draft_seconds.first().sum())
     target, verify, select = (float(per_step[name].sum()) for name in ("target", "verify", "select"))
-    first = emitting.groupby("request").time.min()
-    last = emitting.groupby("request").time.max()
-    tokens = emitting.groupby("request").emitted.agg(lambda e: sum(map(len, e)))
-    first_tokens = emitting.groupby("request").emitted.first().map(len)
-    submit = events[events.kind == "submit"].groupby("request").time.min()
-    ttft = (first - submit).dropna()
-    later = (tokens - first_tokens)[lambda n: n > 0]
+    by_request = emitting.groupby("request")
+    first, last = by_request.time.min(), by_request.time.max()
+    ttft = (first - events[events.kind == "submit"].groupby("request").time.min()).dropna()
+    later = (by_request.tokens.sum() - by_request.tokens.first())[lambda n: n > 0]
     tpot = (last - first)[later.index] / later
     return {
         "requests": int(events.request.nunique()),

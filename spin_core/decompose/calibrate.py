@@ -8,6 +8,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 
 import numpy as np
@@ -44,12 +45,10 @@ def measured(device: torch.device, dtype: torch.dtype, kv: int, group: int, dim:
     """The constants of ``device`` for this shape of attention: kept ones, else measured now (seconds) and kept."""
     key = [VERSION, torch.__version__, _name(device), str(dtype), kv, group, dim, threads]
     path = cache_dir() / "attention" / (hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16] + ".json")
-    try:
+    with suppress(OSError, ValueError, KeyError, TypeError):        # absent or damaged: measure
         kept = json.loads(path.read_text())
         if kept["key"] == key:
             return Costs(**kept["costs"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass                                            # absent or damaged: measure
     began = time.monotonic()
     for _ in range(TRIES):
         costs, misfit = measure(device, dtype, Heads(kv, group), dim)
@@ -57,21 +56,19 @@ def measured(device: torch.device, dtype: torch.dtype, kv: int, group: int, dim:
             break
     if misfit >= GOOD:                                  # too busy to be measured; the next process may try
         return typical(dtype, Heads(kv, group), dim) if device.type == "cpu" else costs
-    try:
+    with suppress(OSError):                             # then the next process measures again
         save_json(path, {"key": key, "costs": asdict(costs)})
-    except OSError:
-        pass                                            # then the next process measures again
     return costs
 
 
 @torch.inference_mode()
 def measure(device: torch.device, dtype: torch.dtype, heads: Heads, dim: int, *,
             rounds: int = ROUNDS) -> tuple[Costs, float]:
-    """Time plans that differ in what they charge, and fit the constants to the median round of each.
+    """Time plans that differ in what they charge, and fit the constants to the median round of each (not the fastest:
+    calls that wake other threads vary).
 
-    Not to the fastest round: calls that wake other threads vary, and a step makes many of them. Returns the constants
-    and how badly they explain the medians of the even and of the odd rounds: the root of the mean squared relative
-    error. On a busy machine these differ, however well the equation fits each.
+    Returns the constants and how badly they explain the medians of the even and of the odd rounds, which differ on a
+    busy machine: the root of the mean squared relative error.
     """
     room, layers, most = 1024, 2, 16
     cache = SlotCache(layers, most, heads.kv, room, dim, dtype, device)
@@ -100,9 +97,9 @@ def timed(work: list[list[Callable[[], object]]], device: torch.device, rounds: 
     """Seconds per call ``[len(work), rounds]`` of each list of calls in every round; fewer rounds, at least three,
     where they take more than ``patience`` seconds.
 
-    The lists take turns, so that all meet the same noise. A CPU makes one call of a list in a round, and finds its
-    keys and values in memory, not in a cache: between two layers a model reads its weights. On a GPU the list is
-    recorded and replayed as a whole: the device's time, not Python's.
+    The lists take turns, so that all meet the same noise. A CPU makes one call of a list in a round, with its keys and
+    values in memory, not in a cache: between two layers a model reads its weights. On a GPU the list is recorded and
+    replayed as a whole: the device's time, not Python's.
     """
     at_once, weights = 1, None
     if device.type == "cuda":

@@ -1,10 +1,9 @@
 """Where every number of a planned step comes from and goes to: index tensors, built once and used by all layers.
 
-Query rows are gathered into blocks, one per unpooled request and one per piece of a pool. A block is
-``[kv_heads, queries * group]`` rows: the heads that share keys are folded into the rows (GQA), so that keys are read
-once for all of them. An unpooled request has them head by head, as they come from the model: a step of one request
-gathers nothing. Padding rows repeat the request's first query and padding keys its first key, both
-of which are always there: memory that was never written is not read at all.
+Query rows are gathered into blocks, one per unpooled request and one per piece of a pool. A block is ``[kv_heads,
+queries * group]`` rows: heads that share keys are folded into the rows (GQA), so that keys are read once for all of
+them. An unpooled request has them head by head, as they come from the model: a step of one request gathers nothing.
+Padding rows repeat the request's first query and padding keys its first key, which are always there.
 """
 
 import functools

@@ -38,14 +38,12 @@ class Attention:
 
     def plan(self, lengths: list[int], q_lens: list[int]) -> Plan:
         """The plan for one step: ``lengths`` are keys per request, in-flight tokens included."""
-        if self.in_place:
-            return plan(lengths, q_lens, "decomposed", costs=None if self.width else self.costs(), width=self.width,
-                        max_len=self.cache.max_len)
+        name = "decomposed" if self.in_place else self.strategy if self.strategy in STRATEGIES else "per-request"
         # a single request needs no pool, whatever the device charges
-        matters = sum(0 < q <= LARGE for q in q_lens) > (self.strategy == "auto")
-        weigh = matters and self.strategy in ("auto", "decomposed") and not self.width
-        return plan(lengths, q_lens, self.strategy if self.strategy in STRATEGIES else "per-request",
-                    costs=self.costs() if weigh else None, width=self.width, max_len=self.cache.max_len)
+        matters = self.in_place or sum(0 < q <= LARGE for q in q_lens) > (name == "auto")
+        weigh = matters and name in ("auto", "decomposed") and not self.width
+        return plan(lengths, q_lens, name, costs=self.costs() if weigh else None, width=self.width,
+                    max_len=self.cache.max_len)
 
     def ways(self, width: int) -> dict[str, "Attention"]:
         """By name, attention in each way that this one may choose, without measuring: pieces have ``width`` keys."""

@@ -1,6 +1,7 @@
 """One model pass over several requests: their new tokens concatenated, none padded to its neighbour."""
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -32,10 +33,7 @@ class RaggedBatch:
     entry_of: Tensor = field(init=False)   # [N] cache entry of every token
 
     def __post_init__(self) -> None:
-        self.starts, total = [], 0
-        for count in self.counts:
-            self.starts.append(total)
-            total += count
+        *self.starts, total = accumulate(self.counts, initial=0)
         if total != len(self.tokens):
             raise ValueError(f"the requests' counts add up to {total}, but there are {len(self.tokens)} tokens")
         self.seen = [p if tree is None else p + count - tree.shape[1]

@@ -1,11 +1,9 @@
 """A sparse KV cache: the first tokens and the latest ones, in a ring that never grows.
 
-Most of a long context can be left out while drafting: attention keeps a few first tokens, its *sink* (Xiao et al.,
-StreamingLLM, arXiv 2309.17453), and a window of the latest (MagicDec, arXiv 2408.11049; SPIRe, arXiv 2504.06419). A
-request then costs sink + window entries however long its text is, and a drafted token reads only those.
-
-The ring has ``ahead`` entries more than that: so many tokens may be drafted and taken back again before an entry
-that is still needed has been overwritten. Keys keep the positions at which they were made.
+While drafting, attention can do with a few first tokens, its *sink* (Xiao et al., StreamingLLM, arXiv 2309.17453), and
+a window of the latest (MagicDec, arXiv 2408.11049; SPIRe, arXiv 2504.06419). The ring has ``ahead`` entries more: so
+many tokens may be drafted and taken back before an entry that is still needed has been overwritten. Keys keep the
+positions at which they were made.
 """
 
 from dataclasses import dataclass

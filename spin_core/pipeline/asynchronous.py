@@ -1,15 +1,13 @@
 """Asynchronous steps: the next step is launched before the host has read the verdict of the last one.
 
-The device then never waits for the host between two steps. What the host decides, it decides one step late: stop
-tokens and strings, limits, cancellations. A request that has ended by then was served once for nothing: what that step
-brought is dropped, never shown, and the slot is given back when the step has landed. Texts are those of the synchronous
-engine, token for token: a draft is as long as it would be (the device knows every limit on lengths), and every random
-number belongs to a position.
+The device never waits for the host between two steps. The host learns one step late of stops, limits and cancellations:
+a request that has ended by then was served once for nothing, and what that step brought is dropped. Its slot is given
+back when the step has landed. Texts are those of the synchronous engine, token for token: the device knows every limit
+on the lengths of drafts, and every random number belongs to a position.
 
-Only a step that needs nothing from the host can be launched so: decoding with one model drafter, or without any.
-Prompts, lookup in the text, a selector that learns from one step before it chooses for the next, recorded
-distributions, several drafters at once, models with windows, sinks or capped scores: such a step is run as without a
-pipeline, after everything has landed (the synchronous fallback).
+Only a step that needs nothing from the host can be launched so: decoding with one model drafter or none. With prompts,
+lookup, a selector, recorded distributions, several drafters, or models with windows, sinks or capped scores a step runs
+as without a pipeline, after everything has landed (the synchronous fallback).
 """
 
 import time
@@ -92,7 +90,9 @@ class Asynchronous:
         target, name = self.steps.target, live[0].drafter
         drafter = self.steps.drafters.get(name)
         if not self.in_flight:
-            self._batch = self._upload(live, drafter)
+            drafting = self._graphs_of(drafter.runner) if hasattr(drafter, "runner") else None
+            self._batch = device_step.DeviceBatch.of(live, self._graphs_of(target), drafter, drafting,
+                                                     self._limits(live, drafter))
         elif live != (before := self.in_flight[-1].requests):
             self._batch = self._batch.rows([before.index(r) for r in live])
         batch, self._batch = self._batch, None      # whatever raises below leaves it half changed
@@ -106,16 +106,10 @@ class Asynchronous:
         marks.append(Mark(target.device))
         result, verifying = device_step.verify(batch, drafted, most)
         marks += [verifying, Mark(target.device)]
-        flight = _Flight(live, name, drafter, batch.longest, Download(result), marks, self)
+        flight = _Flight(live, name, drafter, batch.longest, Download(result), marks, target)
         self.in_flight.append(InFlight(live, flight, marks[0].host))
         self._batch = batch                 # last: it must not be ahead of the steps that will land
         return True
-
-    def _upload(self, requests: list[Request], drafter: Drafter) -> device_step.DeviceBatch:
-        drafts = hasattr(drafter, "runner")
-        return device_step.DeviceBatch.of(requests, self._graphs_of(self.steps.target), drafter,
-                                          self._graphs_of(drafter.runner) if drafts else None,
-                                          self._limits(requests, drafter))
 
     def _limits(self, requests: list[Request], drafter: Drafter) -> list[int]:
         """How long each text may be with its draft, so that the target's own token still fits."""
@@ -145,13 +139,6 @@ class Asynchronous:
             self.scheduler.sweep()
             raise
 
-    def note(self, request: Request, drafter: Drafter, count: int) -> None:
-        """Bring the caches' lengths on the host up to date with a step, before the verdict rolls them back."""
-        self.steps.target.cache.lengths[request.slot] = request.length + count
-        if count:
-            drafter.runner.cache.lengths[request.slot] = \
-                request.length - drafter.first + (0 if type(drafter) is FedDrafter else count - 1)
-
 
 @dataclass
 class _Flight:
@@ -163,7 +150,7 @@ class _Flight:
     gamma: int
     download: Download
     marks: list[Mark]
-    owner: Asynchronous
+    target: ModelRunner
     landed = False
 
     def result(self) -> Verified:
@@ -175,8 +162,13 @@ class _Flight:
             counts.append(count)
             outcomes.append(RequestOutcome(tokens[:count], accepted, [t for t in tokens[self.gamma:] if t >= 0],
                                            bool(failed)))
-            if not request.finished:
-                self.owner.note(request, self.drafter, count)
+            if request.finished:
+                continue
+            # bring the caches' lengths on the host up to date, before the verdict rolls them back
+            self.target.cache.lengths[request.slot] = request.length + count
+            if count:
+                self.drafter.runner.cache.lengths[request.slot] = \
+                    request.length - self.drafter.first + (0 if type(self.drafter) is FedDrafter else count - 1)
         start, target, verifying, end = self.marks
         group = DraftGroup(works, Draft.empty(0), self.name, counts, [], start.host, start.until(target))
         return Verified([group], outcomes, target.host, target.until(verifying), verifying.until(end))

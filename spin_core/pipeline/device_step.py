@@ -1,9 +1,8 @@
 """A device-resident step: draft, verify, commit, and the host reads no number in between.
 
-A host that asks a device for a number waits until the device has done everything before. Here it does not ask: how many
-tokens a request has, which they are, how many its next draft may hold, and what was accepted of it are tensors that one
-step writes and the next one reads. Shapes cannot depend on them, so every request is drafted and verified as if it had
-the longest draft; what is too much goes to the end of the batch, behind ``cu[-1]``, where the verifier does not look.
+How many tokens a request has, which they are, how many its next draft may hold, and what was accepted of it are tensors
+that one step writes and the next one reads. Shapes cannot depend on them, so every request is drafted and verified as
+if it had the longest draft; what is too much goes to the end of the batch, where the verifier does not look.
 """
 
 from collections.abc import Collection

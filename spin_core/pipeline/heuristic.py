@@ -1,25 +1,21 @@
 """How many micro-batches? Start at one, try one more while it helps, stop just before it harms (SPIN's heuristic).
 
-More micro-batches let more of the drafting hide behind verification, but every part of a batch pays the fixed cost of
-a pass again. So the throughput rises with the count up to a point and then falls, and the point must be measured.
-Measuring costs time where more is worse, and a service under a changing load would measure without end. So trials are
-bounded in three ways:
+More micro-batches hide more of the drafting behind verification, but every part of a batch pays the fixed cost of a
+pass again: the throughput rises with the count up to a point that must be measured, and then falls. The climb is the
+paper's; the rest is our choice. A trial compares a challenger, one micro-batch more or one fewer, with the incumbent's
+latest rounds. Clearly better: it becomes the incumbent. Neither better nor worse: the climb goes on across flat ground,
+and of equal counts the smallest is kept. What was found under one load is remembered, and a new load begins with what
+the most similar one found. Trials are bounded in three ways:
 
-* **A veto.** A round with more groups takes at least as long as its busier stage. What a pass over a part of the batch
-  takes was measured when so few requests ran. Where even that bound promises less than ``LEAST_GAIN``, no trial begins.
+* **A veto.** A round with more groups takes at least as long as its busier stage, and what a pass over a part of the
+  batch takes was measured when so few requests ran. If that bound promises less than ``LEAST_GAIN``, no trial begins.
 * **A trial ends as soon as it is clear.** A count that loses a tenth is dropped after two rounds; one that is as good
   as the incumbent may take longer, as that costs nothing.
 * **An exploration budget.** Trials may lose ``BUDGET_SHARE`` of the serving time; only where the bound promises
   ``CREDIT_GAIN`` the first trial is on credit. After a trial in vain, the wait for the next under that load doubles.
 
-A trial compares a challenger, one micro-batch more or one fewer, with the incumbent's latest rounds. Clearly better:
-it becomes the incumbent. Neither better nor worse: the climb goes on across flat ground, and of equal counts the
-smallest is kept. What was found under one load is remembered for it, and where a new load begins.
-
-What is measured is not goodput but verified requests per second: goodput is that times the tokens per verification,
-which do not depend on how a batch is cut, and only make the measurement noisier.
-
-Our choices, where the paper is silent: all of the above but the climb itself.
+Measured are verified requests per second: goodput is that times the tokens per verification, which do not depend on how
+a batch is cut and only add noise.
 """
 
 import math
@@ -196,9 +192,8 @@ class Heuristic:
         """What the throughput with ``count`` micro-batches, more than now, can be at most, relative to the incumbent's.
 
         A round lasts as long as its busier stage, which passes over ``count`` parts of the batch. All of these take no
-        less than what the stage takes now, and each what a pass took when so few requests ran, alone and with the
-        whole device; in between, and down to nothing for no requests, a straight line. Infinite while nothing is known.
-        What a stage takes now is a median, as the round is: the quickest of many would promise what only noise saves.
+        less than the stage takes now (a median), and each what a pass took when so few requests ran alone; in between,
+        and down to nothing for no requests, a straight line. Infinite while nothing is known.
         """
         if not self._stages:
             return math.inf

@@ -1,13 +1,10 @@
 """Micro-batches: while one part of the batch is verified, another is drafted for (SPIN's pipeline).
 
-The step stays what it is (:mod:`spin_core.step`); here is decided when it runs, and for which requests. Everything that
-changes a request (admission, selection, committing, leaving, the trace) happens in the thread that calls
-:meth:`MicroBatches.step`. Only drafting and verifying may run in other threads, and what they write belongs to their
-micro-batch: its requests' cache slots. A request is in one micro-batch, and a micro-batch is drafted for anew only
-after its last verdict was committed.
-
-The steady state crosses the borders of rounds: while the last micro-batch of a round is verified, the first one's next
-draft is made. A batch that is not divided is served as without a pipeline.
+Here is decided when a step (:mod:`spin_core.step`) runs, and for which requests. Everything that changes a request
+(admission, selection, committing, leaving, the trace) happens in the thread that calls :meth:`MicroBatches.step`.
+Drafting and verifying may run in other threads, and write only to the cache slots of their micro-batch. A request is in
+one micro-batch, which is drafted for anew only after its last verdict was committed: while the last micro-batch of a
+round is verified, the first one's next draft is made.
 """
 
 from numbers import Integral

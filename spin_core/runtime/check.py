@@ -92,8 +92,8 @@ def difference(forward: Callable, truncate: Callable[[int, int], None], ways: di
     """The largest difference between our logits and ``expected [T, V]``, relative to the largest logit, and where it
     is: in a prompt, or in drafted tokens that are attended in one of the ``ways``, by name.
 
-    Two requests, or one after the other where there is one slot, read the first chunk and drafts that are taken back.
-    Then, in every way, one of them reads the text's last tokens as a chain, the other as many nodes of a token tree.
+    Two requests (one after the other where there is one slot) read the first chunk and drafts that are taken back;
+    then, in every way, one reads the text's last tokens as a chain, the other as many nodes of a token tree.
     ``forward(way, texts, trees, rows)`` reads tokens in the first slots and gives the logits of these rows;
     ``truncate(slot, n)`` forgets all but n tokens.
     """

@@ -1,8 +1,7 @@
 """Passes through the library's own code, one request at a time: for models whose attention cannot be replaced.
 
-Exact for every model that keeps keys and values and nothing else, at the price of one model call per request. The
-library writes to and reads from the request's slot, through cache layers that stand for it. A token tree is read path
-by path, each as the chain that it would be.
+Exact for every model that keeps keys and values and nothing else. The library writes to and reads from the request's
+slot, through cache layers that stand for it. A token tree is read path by path, each as the chain that it would be.
 """
 
 import inspect

@@ -1,15 +1,13 @@
 """Matrix products of few rows on a CPU.
 
-Decoding multiplies 1 to some 40 rows by every weight of the model. BLAS libraries are tuned for tall products
-and some treat these shapes badly (five rows can cost three times one row, although the same bytes are read).
-oneDNN, which ships inside torch, can store a weight in its own blocked layout; products with such a packed weight
-run at memory speed and cost nearly the same for 1 row and for 8. That is what makes verification of several
-drafted tokens nearly free on a CPU, as it is on a GPU.
+Decoding multiplies 1 to some 40 rows by every weight of the model. Some BLAS libraries treat these shapes badly: five
+rows can cost three times one row, although the same bytes are read. oneDNN, which ships inside torch, can store a
+weight in a blocked layout of its own; products with such a packed weight run at memory speed and cost nearly the same
+for 1 row and for 8. So verifying several drafted tokens is nearly free on a CPU, as it is on a GPU.
 
-A product reads half the bytes where its weight is packed in bf16, and CPUs with instructions for bf16 multiply several
-times faster: the inputs are rounded to bf16, the sums are fp32. Drafters may round, for what they propose is verified
-against the q that they drew from; a target that rounds gives another text at near-ties.
-``python -m spin_core bench products`` shows all of them.
+Packed in bf16 a weight is half the bytes, and CPUs with instructions for bf16 multiply several times faster: inputs are
+rounded, sums are fp32. Drafters may round, since the target verifies against the q that they drew from; a target that
+rounds gives another text at near-ties. ``python -m spin_core bench products`` shows all of them.
 """
 
 import torch

@@ -1,11 +1,11 @@
 """The processes that torchrun starts: rank 0 serves, the others answer it, and one that dies is named.
 
 Rank 0 holds a connection to every other rank for each kind of conversation, so that none waits for another: "target"
-(its share of the target's passes), "draft" and "read" (drafters that live there), and "life", on which the rank sends a
-beat every second. The system closes a dead process's connections, and a process that hangs sends no beats.
+(its share of the target's passes), "draft" and "read" (drafters that live there), and "life", a beat every second. The
+system closes a dead process's connections, and a process that hangs sends no beats.
 
-Messages are small objects of Python. A large tensor (the distributions of a draft) travels from device to device by
-torch.distributed's backend: NCCL between GPUs, gloo between CPUs.
+Messages are small Python objects; a large tensor (the distributions of a draft) travels by torch.distributed's backend,
+NCCL between GPUs, gloo between CPUs.
 """
 
 from __future__ import annotations      # some builds of torch have no dist.Store
@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from multiprocessing.connection import Client, Connection, Listener, wait
@@ -232,10 +232,8 @@ class Ranks:
         """Let the other ranks end, when they have done what they were told."""
         self._ended = True
         for link in [*self.links["target"].values(), *self.links["draft"].values()]:
-            try:
+            with suppress(RankLost):
                 link.ask("end")
-            except RankLost:
-                pass
 
     def _watch(self) -> None:
         """Listen to the signs of life."""
@@ -296,9 +294,7 @@ def report(device: torch.device) -> dict[str, Link]:
 
 
 def _beat(link: Link) -> None:
-    try:
+    with suppress(RankLost):            # rank 0 has ended: the other conversations notice it, too
         while True:
             link.send("")
             time.sleep(BEAT)
-    except RankLost:
-        pass            # rank 0 has ended: the other conversations notice it, too

@@ -14,26 +14,21 @@ from spin_core.runtime.loading import DRAFT, prepare, record_states
 class ModelRunner:
     """Runs ``model`` on a :class:`SlotCache` of its own.
 
-    The runner works on a second module tree that shares every weight with ``model``, so the caller's model stays
-    as the library made it, and one model can have several runners.
+    It works on a second module tree that shares every weight: the caller's model stays as it is and can have several
+    runners. A model whose attention ours cannot replace runs through the library's own code, one request at a time
+    (:mod:`spin_core.runtime.library`), with a warning: exact, and slow.
 
-    ``vocab_size`` cuts logits that stand for no token (a head padded to a round width). With ``keep_states`` the
-    runner keeps the model's ``states [slots, max_len, width]`` at every token, with the inputs of those layers that
-    ``keep_states`` numbers (:func:`spin_core.runtime.loading.record_states`). ``verification`` names how a ragged batch
-    is attended (:func:`spin_core.decompose.plan`). With a ``window`` every token sees only a part of its past, and the
-    cache is a ring that holds no more (:mod:`spin_core.kv.ring`).
+    ``vocab_size`` cuts logits that stand for no token (a head padded to a round width). ``keep_states``: keep the
+    model's ``states [slots, max_len, width]`` at every token, with the inputs of those layers that it numbers
+    (:func:`spin_core.runtime.loading.record_states`). ``verification``: how a ragged batch is attended
+    (:func:`spin_core.decompose.plan`). ``window``: every token sees only a part of its past, and the cache is a ring
+    that holds no more (:mod:`spin_core.kv.ring`). ``check``: compare a short text with the library's own logits first,
+    in each way that "auto" chooses from. ``chunk``: layers with a window keep window + chunk + 64 tokens
+    (:class:`SlotCache`), and read chunk + 64 of a request at once; a longer chain is read in parts. ``bf16``: products
+    of an fp32 model on a CPU are rounded to bf16 (:mod:`spin_core.runtime.linear`), after the check.
 
-    A model that does not attend through the library's registry, or in a way that ours does not know, runs through the
-    library's own code, one request at a time (:mod:`spin_core.runtime.library`), with a warning: exact, and slow.
-    ``check``: compare a short text with the library's own logits before anything is served; that costs one short pass
-    of the library, one of ours over a prompt, and one for each strategy that "auto" chooses from.
-
-    Layers with a window keep no more than window + ``chunk`` + 64 tokens (:class:`SlotCache`), and read no more than
-    chunk + 64 of a request at once; a longer chain is read in parts. ``bf16``: products of an fp32 model on a CPU are
-    rounded to bf16 (:mod:`spin_core.runtime.linear`), after the check.
-
-    Raises NotImplementedError, at once, for a model that cannot run in either way (recurrent layers), or whose logits
-    differ from the library's by more than rounding.
+    Raises NotImplementedError for a model that cannot run in either way (recurrent layers), or whose logits differ from
+    the library's by more than rounding.
     """
 
     def __init__(self, model: PreTrainedModel, slots: int, max_len: int, vocab_size: int | None = None,

@@ -1,10 +1,8 @@
 """A target over several ranks: each holds a share of every layer, and all compute each pass together.
 
-The sharding is the model library's own plan; the ranks add their partial results up within a layer. Rank 0 decides
-everything: it measures, chooses, admits, drafts, accepts and rolls back as one process does. What the others need to
-know of a step is only which pass to compute. A small message tells them: the slots, how many tokens each one's cache
-holds (which carries admissions, cancellations and roll-backs), the next tokens, drafted ones included, and the wanted
-rows. So nothing that is decided by the clock can differ between ranks.
+The sharding is the model library's own plan. Rank 0 decides everything, as one process does, and tells the others which
+pass to compute: slots, how many tokens each one's cache holds (which carries admissions, cancellations and roll-backs),
+the next tokens, and the wanted rows. So nothing that is decided by the clock can differ between ranks.
 """
 
 import itertools

@@ -78,8 +78,8 @@ class Watch:
 def set_own_threads(count: int) -> None:
     """Let torch's operators use ``count`` cores in the calling thread, and in no other.
 
-    ``torch.set_num_threads`` holds for the calling thread (in builds with OpenMP, which the published ones are) and for
-    threads that are started later. The second effect is undone here, by setting the old number in a passing thread.
+    ``torch.set_num_threads`` holds for the calling thread (in builds with OpenMP, as the published ones are) and for
+    threads that start later: the second effect is undone by setting the old number in a passing thread.
     """
     with _counting:
         before = torch.get_num_threads()        # asking also makes torch initialise the count of a new thread

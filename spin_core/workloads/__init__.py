@@ -36,13 +36,12 @@ def load_workload(name_or_path: str | os.PathLike[str], split: str | None = None
     """The prompts of a named set, of a file, or of a data set on the Hugging Face hub.
 
     ``name_or_path``: one of :data:`NAMES`; else the path of a JSONL or JSON file in any form that
-    :mod:`spin_core.workloads.formats` reads; else, as ``owner/name``, a hub data set (needs the ``datasets``
-    library and a reachable hub).
-    ``split``: keep only its prompts. ``seed``: shuffle (None keeps the file's order). ``limit``: keep at most
-    so many, after the split and the shuffle.
+    :mod:`spin_core.workloads.formats` reads; else, as ``owner/name``, a hub data set (needs the ``datasets`` library
+    and a reachable hub). ``split``: keep only its prompts. ``seed``: shuffle (None keeps the file's order). ``limit``:
+    keep at most so many, after the split and the shuffle.
 
-    Raises WorkloadError for an unknown name (listing the known ones), a bad line (naming file and line), an
-    empty file, an absent split; OSError for a file that cannot be read.
+    Raises WorkloadError for an unknown name (listing the known ones), a bad line (naming file and line), an empty file,
+    an absent split; OSError for a file that cannot be read.
     """
     workload = _load(name_or_path)
     if split is not None:

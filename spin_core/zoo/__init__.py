@@ -6,8 +6,7 @@
 
 Begin with ``family`` (what :func:`load` returns) and ``load`` below. ``install`` fetches the built-in target;
 ``huggingface`` and ``compat`` load and check any other; ``pruned``, ``fed``, ``eagle3`` (its folders: ``speculators``)
-and ``table`` are the forms of drafters, and ``weights`` reads their files. A new form of drafter gets a file here and
-one in :mod:`spin_core.draft`.
+and ``table`` are the forms of drafters; a new one gets a file here and one in :mod:`spin_core.draft`.
 """
 
 from __future__ import annotations
@@ -126,8 +125,7 @@ def _last_part(source: str | Path) -> str:
 def _stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """The ids ``generate`` stops at, or else the tokenizer's end-of-text id."""
     ids = model.generation_config.eos_token_id
-    if ids is None:
-        ids = tokenizer.eos_token_id
+    ids = tokenizer.eos_token_id if ids is None else ids
     if ids is None:
         return ()
     return tuple(sorted({int(i) for i in ([ids] if isinstance(ids, int) else ids)}))

@@ -1,11 +1,10 @@
 """A drafter's network that reads the target's own activations.
 
-What the target computed at the last verified token is the best summary of the text there is, and it is free:
-verification has just made it. A *fed* drafter reads at position i the token there together with the state that the
-target's head read at position i - 1 (Li et al., EAGLE, arXiv 2401.15077; the target activations of SPIRe,
-arXiv 2504.06419). Behind the verified text it reads states of its own, which live in the same space because both
-models share the head: its last layer's, or those of a *feedback memory*, a learned mix of all its layers' (Fan et al.,
-arXiv 2002.09402; SPIRe). The memory is strictly past: token i reads that of token i - 1.
+What the target computed at the last verified token is the best summary of the text there is, and it is free. A *fed*
+drafter reads at position i the token there together with the state that the target's head read at position i - 1 (Li et
+al., EAGLE, arXiv 2401.15077; the target activations of SPIRe, arXiv 2504.06419). Behind the verified text it reads
+states of its own, which live in the same space because both models share the head: its last layer's, or those of a
+*feedback memory*, a learned mix of all its layers' (Fan et al., arXiv 2002.09402; SPIRe), strictly of the past.
 """
 
 import torch

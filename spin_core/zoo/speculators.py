@@ -1,10 +1,9 @@
 """EAGLE-3 heads as folders: the checkpoint format of the ``speculators`` library, and the original EAGLE-3 layout.
 
-Both hold a ``config.json`` and safetensors with ``fc.weight``, a first layer with double-width projections, perhaps
-more layers, ``norm.weight``, ``lm_head.weight`` and the reduced vocabulary: ``d2t [Vd]`` is, for each of its ids, the
-distance to the target id it stands for, ``t2d [V]`` marks those target ids. ``embed_tokens.weight`` may be missing; it
-is the target's then. They differ in where the configuration of the layers stands, and in the first layer's name
-(``layers.0`` or ``midlayer``).
+Both hold a ``config.json`` and safetensors with ``fc.weight``, a first layer with double-width projections (called
+``layers.0`` or ``midlayer``), perhaps more layers, ``norm.weight``, ``lm_head.weight``, perhaps ``embed_tokens.weight``
+(else it is the target's) and the reduced vocabulary: ``d2t [Vd]`` is, for each of its ids, the distance to the target
+id it stands for, ``t2d [V]`` marks those target ids.
 
 >>> family = zoo.load(target="my/target", drafters=["my/head"])
 
