@@ -203,6 +203,7 @@ def test_single_precision_stays_within_its_rounding():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])       # the second one runs as blocks
+@torch.no_grad()
 def test_its_copy_of_the_model_runs_only_through_the_runner(dtype):
     with pytest.raises(RuntimeError, match="runs only through its ModelRunner"):
         ModelRunner(tiny.llama(dtype=dtype), 2, 32).model(input_ids=torch.tensor([[1, 2]]), use_cache=False)
