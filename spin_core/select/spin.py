@@ -11,7 +11,8 @@ matching of requests to the drafters' places. Our choices, where we know of noth
 * an exploration slot takes drafters in random order, those that a request has tried least before the others. It is
   repeated until there are as many tries as drafters, at most ``MAX_TRIES``, which matters only if requests are few;
 * a request explores a drafter only where that may pay (:meth:`Spin._may_pay`), and a new drafter begins with one
-  token for one request; of many, the later ones wait until first tries have cost little of the time served;
+  token for one request; of many, the later ones wait until first tries have cost little of the time served. A drafter
+  that could be the best gets a few tries in every epoch, or bad luck at the first ones would rule it out for good;
 * rates are those of the present batch: the part of a step that does not depend on the draft is counted at its present
   length (:class:`spin_core.select.ledger.Ledger`);
 * nothing is known in advance. A new request starts with the pooled estimate of all requests before it, as if it had
@@ -37,9 +38,9 @@ MAX_SWITCH_COST = 0.05      # as a share of the seconds that plain decoding woul
 MAX_TRIES = 6               # of an epoch, however many drafters there are; and so many drafters are tried at once
 TRIAL_SHARE = 0.02          # of the time served: another drafter is tried when first tries have cost less than that
 TRIES = 2                   # steps that it takes to find out whether a drafter is better than it seems
-FREE_TRIES = 3              # steps, over all requests, of a drafter that would be the best if every draft were accepted
+FREE_TRIES = 3              # steps, per epoch, of a drafter that would be the best if every draft were accepted
 DOUBT, DOUBTED = 3, 0.5     # of a drafter before it has shown what it brings: steps, and tokens accepted in each
-ALONE = 2                   # steps in which a new drafter serves one request only: reading texts may be expensive
+ALONE = 3                   # steps in which a new drafter serves one request only: reading texts may be expensive
 P_BETTER = 0.3              # the probability that it is better by one standard deviation
 
 
@@ -103,7 +104,8 @@ class Spin(Greedy):
 
     def _unproven(self) -> ndarray:
         """Drafters in their first steps, bool ``[arms]``; none where all have devices of their own: a try is free."""
-        return (self.totals[0] < ALONE) & (np.arange(len(self.arms)) != self.none) & (not self.own_devices)
+        steps = self.totals[0].round()      # with a drafter's every step those before fade a little
+        return (steps < ALONE) & (np.arange(len(self.arms)) != self.none) & (not self.own_devices)
 
     def _waiting(self, unproven: ndarray) -> ndarray:
         """Drafters that have not had their first try yet and must wait for it, bool ``[arms]``."""
@@ -134,7 +136,7 @@ class Spin(Greedy):
         _, _, own, _, drafted = self.totals
         seconds = self.ledger.share(len(views)) + self.gamma * own / np.maximum(drafted, 1)
         ceiling = 1 / (np.maximum(seconds, 1e-12) / (1 + self.gamma) + price)       # the rate with every draft accepted
-        return (steps < FREE_TRIES) & (ceiling > best) | (gain > loss)
+        return (steps < FREE_TRIES * (1 + self.epochs.epoch)) & (ceiling > best) | (gain > loss)
 
     def _together(self, views: Sequence[RequestView], price: ndarray) -> ndarray:
         """Expected tokens of a step ``[B, arms]``; drafters that would slow the whole batch are below all others.
@@ -174,6 +176,8 @@ class Spin(Greedy):
         unread = price.copy()
         for arm in few[~price[:, few].any(0)]:      # the speed of its reading is not known: tokens instead of seconds
             unread[:, arm] = [v.context * (v.current != self.arms[arm]) for v in views]
+        for row, view in zip(unread, views):        # a lookup that finds nothing cannot be tried
+            row[[self.index[name] for name, found in view.found.items() if not found and name in self.index]] = np.inf
         for arm in self.rng.permutation(few):
             row = unread[:, arm].argmin()
             may[row, arm] = True

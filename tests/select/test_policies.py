@@ -208,3 +208,10 @@ def test_spin_lets_the_batch_choose_where_drafters_draft_at_once(places, own):
     family = SimpleNamespace(drafters={"a": None, "b": None}, ranks=ranks)
     pool = SimpleNamespace(get=lambda name: SimpleNamespace(is_lookup=name == "ngram", gamma=None))
     assert make_selector(None, None, None, family, pool).own_devices is own
+
+
+def test_a_new_lookup_is_tried_where_it_finds_something():
+    """Requests of which the first never has anything to look up: the others try the lookup all the same."""
+    selector = make("spin", ["ngram"], gamma=2)
+    tried = [r for choices in serve(selector, 12) for r, c in choices.items() if c.drafter == "ngram"]
+    assert tried and not any(r % 2 == 0 for r in tried)

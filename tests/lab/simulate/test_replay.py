@@ -193,6 +193,19 @@ def test_the_stored_recording_is_small_whole_and_says_where_it_is_from():
     assert flat.about["kind"] == "modelled" and flat.passes["target"](1) == pytest.approx(recording.passes["target"](1))
 
 
+@pytest.mark.parametrize("seed", [1, 5])
+def test_unlucky_first_tries_rule_no_drafter_out(seed):
+    """With these seeds the first drafts of the best drafter, or of the second best, are rejected."""
+    recording = Recording.load()
+    recording = recording.take(range(0, len(recording), 6)).only(recording.drafters)
+    gamma, order = {a: 4 if a in recording.lookups else 2 for a in recording.arms}, \
+        np.random.default_rng(seed).permutation(len(recording))
+    spin, ngram = (replay(recording, make(*policy, gamma=gamma, **more), order=order).goodput
+                   for *policy, more in (("spin", recording.arms, {"seed": seed, "shorten": True}),
+                                         ("fixed:ngram", ["ngram"], {})))
+    assert spin > ngram
+
+
 # ---- what SPIN's exploration may cost
 
 def spin_over(recording: Recording, other, batch: int) -> float:
