@@ -37,6 +37,12 @@ FIGURES = {
 }
 
 
+def test_the_legend_of_a_gantt_chart_leaves_room_for_a_long_title():
+    figure = plots.gantt({"turns": TURNS}, title="two micro-batches: overlap efficiency 100% instead of 87%, so far")
+    figure.draw_without_rendering()
+    assert not figure.legends[0].get_window_extent().overlaps(figure.axes[0].title.get_window_extent())
+
+
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_renders_without_a_warning(name):
     with warnings.catch_warnings():

@@ -23,7 +23,7 @@ def gantt(schedules: Mapping[str, Schedule], *, title: str = "") -> Figure:
     """
     if not schedules:
         raise ValueError("gantt: needs at least one schedule")
-    figure, ax = canvas(0.75 + 1.12 * len(schedules))
+    figure, ax = canvas(1.0 + 1.12 * len(schedules))
     longest = max(s.seconds for s in schedules.values())
     for row, (name, schedule) in enumerate(schedules.items()):
         base = 3.1 * (len(schedules) - 1 - row)
@@ -39,8 +39,8 @@ def gantt(schedules: Mapping[str, Schedule], *, title: str = "") -> Figure:
     ax.set(xlim=(0, longest * 1.12e3), ylim=(-0.15, 3.1 * len(schedules) - 0.35), xlabel="milliseconds")
     ax.grid(axis="y", visible=False)
     ax.spines["left"].set_visible(False)
-    ax.legend(handles=[Patch(facecolor="white", edgecolor="#BBBBBB", hatch="////", label="bubble: the stage waits")],
-              loc="lower right", bbox_to_anchor=(1, 1.0), borderaxespad=0.3, fontsize=9)
+    bubble = Patch(facecolor="white", edgecolor="#BBBBBB", hatch="////", label="bubble: the stage waits")
+    figure.legend(handles=[bubble], loc="outside lower right", fontsize=9)      # not above: titles are long
     if title:
         ax.set_title(title)
     return figure
