@@ -152,7 +152,7 @@ def test_the_bounds_are_what_perfect_parts_would_bring():
 
 
 def test_at_large_batches_weighing_sets_beats_choosing_alone_and_both_beat_no_drafts():
-    rates = lesson.at_scale("Alpaca", 32, 96, ("68M", "none", "spin", "spin-full"))
+    rates = lesson.at_scale("Alpaca", 32, 192, ("68M", "none", "spin", "spin-full"))
     assert rates["none"] < 0.95 * rates["spin"] and rates["spin"] > 0.95 * rates["68M"]
     assert rates["spin-full"] > 1.02 * rates["spin"]
 
