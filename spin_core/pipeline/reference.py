@@ -33,14 +33,14 @@ class Span:
 
 
 def spans(draft: Sequence[float], verify: Sequence[float], rounds: int = 1, *, overlap: bool = True) -> list[Span]:
-    """The schedule of ``rounds`` rounds over groups whose stages take ``draft[i]`` and ``verify[i]`` seconds.
+    """The spans of ``rounds`` rounds over groups whose stages take ``draft[i]`` and ``verify[i]`` seconds.
 
     ``overlap`` False is the sequential executor: nothing starts before all that came before has ended.
     """
     if len(draft) != len(verify) or not draft:
-        raise ValueError(f"simulate: one draft and one verify time per group, got {len(draft)} and {len(verify)}")
+        raise ValueError(f"spans: one draft and one verify time per group, got {len(draft)} and {len(verify)}")
     if not all(0 <= seconds < float("inf") for seconds in (*draft, *verify)) or rounds < 1:
-        raise ValueError("simulate: times must be finite and not negative, and there must be at least one round")
+        raise ValueError("spans: times must be finite and not negative, and there must be at least one round")
     free = dict.fromkeys(STAGES, 0.0)           # when each stage can take on more
     committed = [0.0] * len(draft)              # when each group's last verification was done
     out = []

@@ -194,7 +194,8 @@ def _bars(mix: dict[str, dict], judged: dict[str, Judged], answers: Answers) -> 
     models = [n for n in mix if not all(up for ups in judged[n].looked[4] for up in ups) and "+" not in n]
     repeating = [i for i, c in enumerate(answers.categories) if c in REPEATING]
     shares = sorted((row["best_share"] for row in mix.values() if row["best_share"] is not None), reverse=True)
-    tau, alike = {n: mix[n]["tau4"] for n in mix}, [n for n in mix if n not in models and "+" not in n and n != "ngram"]
+    tau = {n: row["tau4"] for n, row in mix.items()}
+    alike = [n for n in mix if n not in models and "+" not in n and n != "ngram"]      # lookups for all kinds of text
     kinds = {"smallest model": [min(models, key=lambda n: mix[n]["c"])], "weakest model": [min(models, key=tau.get)],
              "strongest model": [max(models, key=tau.get)], "best drafter": list(mix),
              "best drafter with c <= .06": [n for n in mix if mix[n]["c"] <= .06]}
